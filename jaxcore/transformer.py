@@ -1,0 +1,126 @@
+"""The whole model: embeddings, blocks, final norm, head or pooler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from einops import repeat
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from .attention import Rope, visible
+from .block import Block
+from .config import ModelConfig
+from .norm import Norm
+from .parameters import check_parameters, nest
+from .precision import at_least_float32, einsum
+from .projection import Projection
+from .rope import rope_table
+
+
+class Embedding(nnx.Module):
+    """A table of vectors, one per index."""
+
+    def __init__(self, parameters: Mapping[str, Array]):
+        self.weight = nnx.Param(parameters["weight"])
+
+    def __call__(self, index: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+        return jnp.take(self.weight[...], index, axis=0)
+
+
+class Transformer(nnx.Module):
+    """Tokens to hidden states, and to logits and a pooled state where the config has them.
+
+    Args:
+        config: which model.
+        parameters: every tensor by name as `parameter_table(config)` lists them, in the type to compute in
+            (`initial_parameters(config, seed)` makes them).
+    """
+
+    def __init__(self, config: ModelConfig, parameters: Mapping[str, Array]):
+        check_parameters(config, parameters)
+        tree = nest({name: jnp.asarray(value) for name, value in parameters.items()})
+        self.config = config
+        self.token_embedding = Embedding(tree["token_embedding"])
+        self.position_embedding = Embedding(tree["position_embedding"]) if config.position == "learned" else None
+        self.type_embedding = Embedding(tree["type_embedding"]) if config.token_types else None
+        self.embedding_norm = Norm(config, tree["embedding_norm"]) if config.embedding_norm else None
+        if config.scan_layers:
+            self.layers = Block(config, tree["layers"])
+        else:
+            self.layers = nnx.List(Block(config, tree["layers"][str(layer)]) for layer in range(config.num_layers))
+        self.final_norm = Norm(config, tree["final_norm"]) if config.final_norm else None
+        self.head = Projection(tree["head"]) if config.head == "untied" else None
+        self.pooler = Projection(tree["pooler"]) if config.pooler else None
+
+    def __call__(
+        self,
+        tokens: Int[Array, "b t"],
+        padding: Bool[Array, "b t"] | None = None,
+        types: Int[Array, "b t"] | None = None,
+        positions: Int[Array, "b t"] | None = None,
+    ) -> dict[str, Float[Array, "..."]]:
+        """`hidden` "b t d"; with a head `logits` "b t v"; with a pooler `pooled` "b d".
+
+        `padding` is True at real tokens; `types` default to 0, `positions` to 0, 1, 2 ...
+        """
+        config = self.config
+        if positions is None:
+            positions = repeat(jnp.arange(tokens.shape[1]), "t -> b t", b=tokens.shape[0])
+        x = self.embed(tokens, types, positions)
+        rope = rope_table(config, positions, at_least_float32(x.dtype)) if config.position == "rope" else None
+        plain = config.kernel == "fused" and config.causal and config.window is None and padding is None
+        length = tokens.shape[1]
+        seen = None if plain else visible(length, length, config.causal, config.window, padding)
+        x = self.run_layers(x, seen, rope)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        outputs = {"hidden": x}
+        if self.head is not None:
+            outputs["logits"] = self.head(x, "b t d, d v -> b t v")
+        elif config.head == "tied":
+            logits = einsum(
+                x, self.token_embedding.weight[...], "b t d, v d -> b t v", accumulate=at_least_float32(x.dtype)
+            )
+            outputs["logits"] = logits.astype(x.dtype)
+        if self.pooler is not None:
+            outputs["pooled"] = jnp.tanh(self.pooler(x[:, 0], "b d, d e -> b e"))
+        return outputs
+
+    def embed(
+        self, tokens: Int[Array, "b t"], types: Int[Array, "b t"] | None, positions: Int[Array, "b t"]
+    ) -> Float[Array, "b t d"]:
+        """Token, position and type vectors, summed."""
+        x = self.token_embedding(tokens)
+        if self.config.embedding_scale:
+            scaled = x.astype(at_least_float32(x.dtype)) * math.sqrt(self.config.d_model)
+            x = scaled.astype(x.dtype)
+        if self.type_embedding is not None:
+            x = x + self.type_embedding(jnp.zeros_like(tokens) if types is None else types)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(positions)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        return x
+
+    def run_layers(
+        self, x: Float[Array, "b t d"], seen: Bool[Array, "_ t s"] | None, rope: Rope | None
+    ) -> Float[Array, "b t d"]:
+        """Every block in turn: a loop, or one scan over stacked parameters; recomputed backward if asked."""
+
+        def run(graph: nnx.GraphDef, state: nnx.State, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+            return nnx.merge(graph, state)(x, seen, rope)
+
+        if self.config.recompute:
+            run = jax.checkpoint(run, static_argnums=0)
+        if self.config.scan_layers:
+            graph, stacked = nnx.split(self.layers)
+            x, _ = jax.lax.scan(lambda x, state: (run(graph, state, x), None), x, stacked)
+            return x
+        for block in self.layers:
+            graph, state = nnx.split(block)
+            x = run(graph, state, x)
+        return x

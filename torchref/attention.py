@@ -1,0 +1,111 @@
+"""Attention with grouped keys and values: written out (`attend`) and by the framework's kernel (`attend_fused`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange, reduce
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from .config import ModelConfig
+from .norm import Norm
+from .precision import at_least_float32, einsum
+from .projection import Projection
+from .rope import rotate
+
+Rope = tuple[Float[Tensor, "b t 1 r"], Float[Tensor, "b t 1 r"]]
+
+
+def visible(
+    t: int, s: int, causal: bool, window: int | None, padding: Bool[Tensor, "b s"] | None, device: torch.device
+) -> Bool[Tensor, "_ t s"]:
+    """Which keys each query sees: none after it if causal, none `window` or more away, none that is padding (False)."""
+    query = rearrange(torch.arange(t, device=device), "t -> 1 t 1")
+    key = rearrange(torch.arange(s, device=device), "s -> 1 1 s")
+    seen = key <= query if causal else key < s + 0 * query
+    if window is not None:
+        seen = seen & (query - key < window) & (key - query < window)
+    if padding is not None:
+        seen = seen & rearrange(padding, "b s -> b 1 s")
+    return seen
+
+
+def attend(
+    q: Float[Tensor, "b t n h"], k: Float[Tensor, "b s k h"], v: Float[Tensor, "b s k h"], seen: Bool[Tensor, "_ t s"]
+) -> Float[Tensor, "b t n h"]:
+    """softmax(q k / sqrt(h)) v over the keys seen, in at least float32; a query that sees no key gives zeros.
+
+    Each key head serves a group of n / k neighbouring query heads (Vaswani et al. 2017; Ainslie et al. 2023).
+    """
+    wide = at_least_float32(q.dtype)
+    seen = rearrange(seen, "b t s -> b 1 1 t s")
+    q = rearrange(q, "b t (k g) h -> b t k g h", k=k.shape[2])
+    logits = einsum(q, k, "b t k g h, b s k h -> b k g t s", accumulate=wide) * q.shape[-1] ** -0.5
+    logits = torch.where(seen, logits, torch.finfo(wide).min)
+    weights = torch.softmax(logits, dim=-1) * seen
+    mixed = einsum(weights.to(v.dtype), v, "b k g t s, b s k h -> b t k g h", accumulate=wide)
+    return rearrange(mixed, "b t k g h -> b t (k g) h").to(q.dtype)
+
+
+def attend_fused(
+    q: Float[Tensor, "b t n h"],
+    k: Float[Tensor, "b s k h"],
+    v: Float[Tensor, "b s k h"],
+    seen: Bool[Tensor, "_ t s"] | None,
+) -> Float[Tensor, "b t n h"]:
+    """The same function by `F.scaled_dot_product_attention`; `seen` None means causal without padding or window.
+
+    Differs: backends give a query that sees no key zeros or NaN; here it reads every one and the result is zeroed.
+    """
+    q = rearrange(q, "b t n h -> b n t h")
+    k = rearrange(k, "b s k h -> b k s h")
+    v = rearrange(v, "b s k h -> b k s h")
+    grouped = q.shape[1] != k.shape[1]
+    if seen is None:
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        return rearrange(mixed, "b n t h -> b t n h")
+    some = reduce(seen, "b t s -> b t 1 1", "max")
+    mask = rearrange(seen, "b t s -> b 1 t s") | rearrange(~some, "b t 1 1 -> b 1 t 1")
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+    return torch.where(some, rearrange(mixed, "b n t h -> b t n h"), 0)
+
+
+def fused_implementation(dtype: Any) -> str:
+    """What `attend_fused` runs here: on a CPU the flash kernel, on CUDA the first backend that takes the call."""
+    if not torch.cuda.is_available():
+        return "flash (CPU)"
+    half = dtype in (torch.bfloat16, torch.float16)
+    return "first of " + ", ".join(["flash", "cudnn", "efficient", "math"] if half else ["efficient", "math"])
+
+
+class Attention(nn.Module):
+    """Project to heads, norm and rotate queries and keys, attend, project back."""
+
+    def __init__(self, config: ModelConfig, parameters: Mapping[str, Any]):
+        super().__init__()
+        self.config = config
+        self.q_proj = Projection(parameters["q_proj"])
+        self.k_proj = Projection(parameters["k_proj"])
+        self.v_proj = Projection(parameters["v_proj"])
+        self.q_norm = Norm(config, parameters["q_norm"]) if config.qk_norm else None
+        self.k_norm = Norm(config, parameters["k_norm"]) if config.qk_norm else None
+        self.o_proj = Projection(parameters["o_proj"])
+
+    def forward(
+        self, x: Float[Tensor, "b t d"], seen: Bool[Tensor, "_ t s"] | None, rope: Rope | None
+    ) -> Float[Tensor, "b t d"]:
+        q = self.q_proj(x, "b t d, d n h -> b t n h")
+        k = self.k_proj(x, "b s d, d k h -> b s k h")
+        v = self.v_proj(x, "b s d, d k h -> b s k h")
+        if self.q_norm is not None and self.k_norm is not None:
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        if rope is not None:
+            q = rotate(q, *rope, self.config.rope_layout)
+            k = rotate(k, *rope, self.config.rope_layout)
+        mixed = attend_fused(q, k, v, seen) if self.config.kernel == "fused" else attend(q, k, v, seen)
+        return self.o_proj(mixed, "b t n h, n h d -> b t d")
