@@ -1,0 +1,149 @@
+"""Running a JAX side: compiled once per precision, x64 on for float64 and off for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ...islands import Island
+from ...pair import Jax
+from ...runs import MOMENTS, Arrays, Run, Trained, is_float, projection
+from . import islands
+from .versions import x64
+
+
+class JaxRunner:
+    """Runs `side.function` and `side.optimizer` at the precision asked for."""
+
+    def __init__(self, side: Jax, loss: str | None, device: str):
+        self.side = side
+        self.label = side.label
+        self.loss = loss
+        self.device = jax.devices("gpu" if device == "cuda" else device)[0]
+        self._programs: dict[Any, Any] = {}
+
+    @contextmanager
+    def mode(self, precision: str) -> Iterator[None]:
+        """The type, the device and full-precision products (TensorFloat-32 off)."""
+        with x64(precision == "float64"), jax.default_device(self.device), jax.default_matmul_precision("highest"):
+            yield
+
+    def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
+        """Outputs and gradients of one batch."""
+        with self.mode(precision):
+            parameters, inputs = _cast(weights, precision), _cast(batch, precision)
+            outputs, gradients = self._program(parameters, inputs, precision, lifted)(parameters, inputs)
+            return Run(_to_numpy(outputs), _to_numpy(gradients))
+
+    def train(self, weights: Arrays, batches: Sequence[Arrays], precision: str, *, lifted: bool = False) -> Trained:
+        """One optimizer step per batch."""
+        with self.mode(precision):
+            parameters = _cast(weights, precision)
+
+            def gradient(parameters: Mapping[str, jax.Array], batch: Arrays) -> Mapping[str, jax.Array]:
+                inputs = _cast(batch, precision)
+                return self._program(parameters, inputs, precision, lifted)(parameters, inputs)[1]
+
+            return self._steps(parameters, batches, gradient, precision)
+
+    def follow(self, start: Arrays, gradients: Sequence[Arrays], precision: str) -> Trained:
+        """One optimizer step per given gradient."""
+        with self.mode(precision):
+            return self._steps(_cast(start, precision), gradients, lambda _, g: _cast(g, precision), precision)
+
+    def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
+        """One operation on its own; a function object of its own keeps the trace caches of two precisions apart."""
+        with self.mode(precision):
+            compiled = jax.jit(lambda *operands: function(*operands))
+            return [np.asarray(compiled(*_cast(operands, precision).values())) for operands in draws]
+
+    def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
+        """Where the float64 program drops to a lower precision, in data order."""
+        with self.mode("float64"):
+            parameters, inputs = _cast(weights, "float64"), _cast(batch, "float64")
+            return islands.find_islands(self._differentiated(), parameters, inputs, side=self.label)
+
+    def _differentiated(self) -> Callable[..., Any]:
+        """A fresh function (parameters, inputs) -> (outputs, gradients); fresh, so that no two precisions share a trace."""
+
+        def scalar(parameters: Any, inputs: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+            outputs = dict(self.side.function(parameters, **inputs))
+            if self.loss is None:
+                outputs["loss"] = _project(outputs)
+            return outputs[self.loss or "loss"], outputs
+
+        def both(parameters: Any, inputs: Any) -> tuple[dict[str, jax.Array], Any]:
+            (_, outputs), gradients = jax.value_and_grad(scalar, has_aux=True)(parameters, inputs)
+            return outputs, gradients
+
+        return both
+
+    def _program(self, parameters: Any, inputs: Any, precision: str, lifted: bool) -> Any:
+        key = (precision, lifted)
+        if key not in self._programs:
+            function = self._differentiated()
+            if lifted:
+                function = islands.lift(function)
+            self._programs[key] = jax.jit(function).lower(parameters, inputs).compile()
+        return self._programs[key]
+
+    def _steps(self, parameters: Any, items: Sequence[Any], gradient: Callable[..., Any], precision: str) -> Trained:
+        if self.side.optimizer is None:
+            raise ValueError(f"{self.label}: needs an optimizer to take steps, got None; give one or use steps 0")
+        optimizer = self.side.optimizer()
+
+        def update(gradients: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
+            steps, state = optimizer.update(gradients, state, parameters)
+            return optax.apply_updates(parameters, steps), state
+
+        key = (precision, *((name, value.shape) for name, value in parameters.items()))
+        if key not in self._programs:
+            state = jax.eval_shape(optimizer.init, parameters)
+            self._programs[key] = jax.jit(update).lower(parameters, state, parameters).compile()
+        state = optimizer.init(parameters)
+        for item in items:
+            parameters, state = self._programs[key](gradient(parameters, item), state, parameters)
+        moments = {name: _moment(state, names) for name, names in MOMENTS.items()}
+        return Trained(_to_numpy(parameters), **{name: _to_numpy(tree) for name, tree in moments.items()})
+
+
+def _project(outputs: Mapping[str, jax.Array]) -> jax.Array:
+    """The sum of every float output times its fixed random weights, in at least float32."""
+    terms = []
+    for name, value in outputs.items():
+        if jnp.issubdtype(value.dtype, jnp.floating):
+            wide = jnp.promote_types(value.dtype, jnp.float32)
+            terms.append(jnp.sum(value.astype(wide) * jnp.asarray(projection(name, value.shape), wide)))
+    return jnp.sum(jnp.stack(terms))
+
+
+def _moment(state: Any, names: Sequence[str]) -> Mapping[str, jax.Array]:
+    """The first part of an optax state that carries one of these names, wherever a chain has put it."""
+    found = [
+        getattr(node, name)
+        for node in jax.tree.leaves(state, is_leaf=lambda node: any(hasattr(node, name) for name in names))
+        for name in names
+        if hasattr(node, name)
+    ]
+    return found[0] if found else {}
+
+
+def _cast(arrays: Arrays, precision: str) -> dict[str, jax.Array]:
+    """Floats in the working precision, whole numbers as int32, truth values as they are."""
+    cast = {}
+    for name, array in arrays.items():
+        if is_float(array):
+            cast[name] = jnp.asarray(array, jnp.dtype(precision))
+        else:
+            cast[name] = jnp.asarray(array, None if array.dtype == bool else jnp.int32)
+    return cast
+
+
+def _to_numpy(tree: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(value) for name, value in tree.items()}

@@ -1,0 +1,146 @@
+"""Running a PyTorch side: eager, a fresh module per run, at the precision asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...islands import Island
+from ...pair import Torch
+from ...runs import MOMENTS, Arrays, Run, Trained, is_float, projection
+from . import islands
+from .versions import DTYPES, from_numpy, to_numpy
+
+
+class TorchRunner:
+    """Runs `side.build` and `side.optimizer` at the precision asked for."""
+
+    def __init__(self, side: Torch, loss: str | None, device: str):
+        self.side = side
+        self.label = side.label
+        self.loss = loss
+        self.device = torch.device(device)
+
+    @contextmanager
+    def mode(self) -> Iterator[None]:
+        """Full-precision products: TensorFloat-32 and reduced-precision reductions off, restored afterwards."""
+        matmul = torch.backends.cuda.matmul
+        before = torch.get_float32_matmul_precision()
+        reduced = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
+        torch.set_float32_matmul_precision("highest")
+        matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+            matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = reduced
+
+    def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
+        """Outputs and gradients of one batch."""
+        with self.mode():
+            module = self._module(weights, precision)
+            outputs = self._backward(module, batch, precision, lifted)
+            gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
+            return Run(_to_numpy(outputs), _to_numpy(gradients))
+
+    def train(self, weights: Arrays, batches: Sequence[Arrays], precision: str, *, lifted: bool = False) -> Trained:
+        """One optimizer step per batch."""
+        with self.mode():
+            module = self._module(weights, precision)
+            named = dict(module.named_parameters())
+
+            def backward(batch: Arrays) -> None:
+                self._backward(module, batch, precision, lifted)
+
+            return self._steps(named, batches, backward)
+
+    def follow(self, start: Arrays, gradients: Sequence[Arrays], precision: str) -> Trained:
+        """One optimizer step per given gradient."""
+        with self.mode():
+            named = {name: torch.nn.Parameter(value) for name, value in self._cast(start, precision).items()}
+
+            def assign(given: Arrays) -> None:
+                for name, value in self._cast(given, precision).items():
+                    named[name].grad = value
+
+            return self._steps(named, gradients, assign)
+
+    def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
+        """One operation on its own."""
+        with self.mode(), torch.no_grad():
+            return [to_numpy(function(*self._cast(operands, precision).values())) for operands in draws]
+
+    def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
+        """Where a float64 run drops to a lower precision, in data order."""
+        with self.mode():
+            module = self._module(weights, "float64")
+            with islands.trace_islands(module, side=self.label) as found:
+                self._backward(module, batch, "float64", False)
+            return list(found)
+
+    def _module(self, weights: Arrays, precision: str) -> torch.nn.Module:
+        return self.side.build(self._cast(weights, precision))
+
+    def _backward(self, module: torch.nn.Module, batch: Arrays, precision: str, lifted: bool) -> dict[str, torch.Tensor]:
+        with islands.lift() if lifted else nullcontext():
+            outputs = dict(module(**self._cast(batch, precision)))
+            if self.loss is None:
+                outputs["loss"] = _project(outputs)
+            outputs[self.loss or "loss"].backward()
+        return outputs
+
+    def _steps(
+        self, named: Mapping[str, torch.nn.Parameter], items: Sequence[Any], prepare: Callable[[Any], None]
+    ) -> Trained:
+        if self.side.optimizer is None:
+            raise ValueError(f"{self.label}: needs an optimizer to take steps, got None; give one or use steps 0")
+        optimizer = self.side.optimizer(list(named.values()))
+        for item in items:
+            optimizer.zero_grad()
+            prepare(item)
+            optimizer.step()
+        moments: dict[str, dict[str, np.ndarray]] = {moment: {} for moment in MOMENTS}
+        for name, parameter in named.items():
+            state = optimizer.state[parameter]
+            for moment, keys in MOMENTS.items():
+                for key in keys:
+                    if key in state:
+                        moments[moment][name] = to_numpy(state[key])
+        return Trained(_to_numpy(named), **moments)
+
+    def _cast(self, arrays: Arrays, precision: str) -> dict[str, torch.Tensor]:
+        """Floats in the working precision, whole numbers as int64, truth values as they are."""
+        cast = {}
+        for name, array in arrays.items():
+            tensor = from_numpy(array, self.device)
+            if is_float(array):
+                tensor = tensor.to(DTYPES[precision])
+            elif array.dtype != bool:
+                tensor = tensor.to(torch.int64)
+            cast[name] = tensor
+        return cast
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The gradient, zeros where autograd left none: JAX gives zeros for a parameter that the loss does not reach."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _project(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The sum of every float output times its fixed random weights, in at least float32."""
+    terms = []
+    for name, value in outputs.items():
+        if value.is_floating_point():
+            wide = torch.promote_types(value.dtype, torch.float32)
+            # float64 first: a float32 tensor here would be seen as an island of a float64 run
+            weights = torch.from_numpy(projection(name, value.shape).astype(np.float64)).to(value.device, wide)
+            terms.append(torch.sum(value.to(wide) * weights))
+    return torch.sum(torch.stack(terms))
+
+
+def _to_numpy(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: to_numpy(tensor) for name, tensor in tensors.items()}

@@ -1,0 +1,26 @@
+"""Everything that differs between releases of PyTorch, in one place."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import torch
+
+#: NumPy's name of a format to PyTorch's; `torch.float32` is spelt the same in every release that is supported.
+DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A copy in NumPy; bfloat16, which torch does not hand over, through its bits."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().copy().view(ml_dtypes.bfloat16)
+    return tensor.numpy().copy()
+
+
+def from_numpy(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A copy in PyTorch, in the array's own type."""
+    array = np.array(array)
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(array).to(device)

@@ -1,0 +1,28 @@
+"""The floating-point formats that a check runs in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary format: significand bits (the hidden one included), unit roundoff u = 2^-precision, smallest subnormal."""
+
+    name: str
+    precision: int
+    smallest_subnormal: float
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Largest relative error of rounding to nearest."""
+        return 2.0**-self.precision
+
+
+# IEEE 754-2019 table 3.5 (binary16, binary32, binary64); bfloat16 is binary32 cut to 16 bits
+FORMATS = {
+    "float64": Format("float64", 53, 2.0**-1074),
+    "float32": Format("float32", 24, 2.0**-149),
+    "float16": Format("float16", 11, 2.0**-24),
+    "bfloat16": Format("bfloat16", 8, 2.0**-133),
+}

@@ -1,0 +1,205 @@
+"""The pair that ships with the project: jaxcore's transformer against torchref's, on the same weights and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxcore.config import ModelConfig
+from jaxcore.parameters import count_parameters, initial_parameters, parameter_table, stack_layers
+
+from ..errors import ParityUsageError
+from ..pair import Jax, Pair, Torch
+from .text import draw_windows
+
+IGNORED = -100
+
+#: AdamW as the families were trained (GPT-3 paper, appendix B; Llama papers), so that a step moves every tensor.
+ADAMW = {"learning_rate": 1e-3, "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where tokens come from: a stream of ids (int64 "t"), and one line that says so."""
+
+    tokens: np.ndarray
+    description: str
+
+
+def transformer_pair(
+    name: str,
+    config: ModelConfig,
+    source: Source,
+    *,
+    batch: int,
+    seq: int,
+    seed: int = 0,
+    weights: Mapping[str, np.ndarray] | None = None,
+    weights_from: str = "",
+    device: str = "cpu",
+) -> Pair:
+    """The Pair of one config; `weights` None draws them, biases and gains randomised too.
+
+    Raises:
+        ParityUsageError: the length or the tokens do not fit the model.
+    """
+    _check_sizes(config, source, batch, seq)
+    if weights is None:
+        weights = initial_parameters(config, seed, randomise_constants=True)
+        weights_from = f"seed {seed}, PCG64 per tensor, biases and gains randomised"
+    elif config.scan_layers:
+        weights = stack_layers(weights)
+    from .operations import operations
+
+    return Pair(
+        name=name,
+        reference=Torch(torch_build(config), "torchref", torch_adamw),
+        candidate=Jax(jax_function(config), "jaxcore", jax_adamw),
+        weights=weights,
+        inputs=lambda generator: draw_batch(config, source.tokens, generator, batch, seq),
+        loss="loss" if config.head != "none" else None,
+        operations=operations(config, seq),
+        roundings=longest_path(config, seq),
+        flops=lambda: count_flops(config, batch, seq, weights),
+        notes=(
+            f"{name}: {count_parameters(config):,} parameters; weights: {weights_from}",
+            f"batch {batch} x {seq} tokens, the last row a quarter padding; {source.description}",
+            kernel_note(config, device),
+        ),
+    )
+
+
+def jax_function(config: ModelConfig) -> Any:
+    """`function(parameters, **inputs)` of jaxcore, the loss among its outputs where there is a head."""
+
+    def function(parameters: Any, tokens: Any, padding: Any, types: Any = None, targets: Any = None) -> dict[str, Any]:
+        import jaxcore
+
+        outputs = jaxcore.Transformer(config, parameters)(tokens, padding, types)
+        if targets is not None:
+            outputs["loss"] = jaxcore.cross_entropy(outputs["logits"], targets, IGNORED)
+        return outputs
+
+    return function
+
+
+def torch_build(config: ModelConfig) -> Any:
+    """`build(parameters)` of torchref, the loss among the module's outputs where there is a head."""
+
+    def build(parameters: Any) -> Any:
+        import torchref
+
+        class WithLoss(torchref.Transformer):
+            def forward(self, tokens: Any, padding: Any, types: Any = None, targets: Any = None) -> dict[str, Any]:
+                outputs = super().forward(tokens, padding, types)
+                if targets is not None:
+                    outputs["loss"] = torchref.cross_entropy(outputs["logits"], targets, IGNORED)
+                return outputs
+
+        return WithLoss(torchref.config_from_dict(asdict(config)), parameters)
+
+    return build
+
+
+def jax_adamw() -> Any:
+    """AdamW of jaxcore."""
+    import jaxcore
+
+    return jaxcore.AdamW(**ADAMW)
+
+
+def torch_adamw(parameters: Any) -> Any:
+    """AdamW of torchref."""
+    import torchref
+
+    return torchref.AdamW(parameters, **ADAMW)
+
+
+def draw_batch(
+    config: ModelConfig, tokens: np.ndarray, generator: np.random.Generator, batch: int, seq: int
+) -> dict[str, np.ndarray]:
+    """Tokens, a padding mask whose last row is short, token types, and next-token targets that leave padding out."""
+    windows = draw_windows(tokens, generator, batch, seq)
+    padding = np.ones((batch, seq), bool)
+    padding[-1, seq - seq // 4 :] = False
+    drawn = {"tokens": windows[:, :-1], "padding": padding}
+    if config.token_types:
+        drawn["types"] = (np.arange(seq) >= seq // 2).astype(np.int64) * np.ones((batch, 1), np.int64)
+    if config.head != "none":
+        drawn["targets"] = np.where(padding, windows[:, 1:], IGNORED)
+    return drawn
+
+
+def longest_path(config: ModelConfig, seq: int) -> int:
+    """Products added one after another from the tokens to the loss: the contracted axes of every matmul in a row."""
+    attention = config.d_model + config.head_width + seq + config.num_heads * config.head_width
+    block = attention + config.d_model + config.d_ff
+    return config.num_layers * block + config.d_model + (config.vocab_size if config.head != "none" else 0)
+
+
+def kernel_note(config: ModelConfig, device: str) -> str:
+    """The attention kernel of each side by name, at the working precision."""
+    if config.kernel == "einsum":
+        return "attention: einsum on both sides, written out"
+    import jax.numpy as jnp
+    import torch
+
+    import jaxcore
+    import torchref
+
+    low, exact = (jaxcore.fused_implementation(dtype) for dtype in (jnp.bfloat16, jnp.float64))
+    return (
+        f"attention: fused; torchref F.scaled_dot_product_attention, {torchref.fused_implementation(torch.bfloat16)}; "
+        f"jaxcore jax.nn.dot_product_attention(implementation={low!r}), in float64 {exact} (the library's softmax "
+        f"is float32); device {device}"
+    )
+
+
+def count_flops(
+    config: ModelConfig, batch: int, seq: int, weights: Mapping[str, np.ndarray]
+) -> dict[str, dict[str, int | None]]:
+    """Matmul FLOPs of one batch by formula, traced JAX program, PyTorch's counter and XLA, forward and with backward."""
+    from ..account.formula import forward_backward_flops, forward_flops
+    from ..backends.jax import count as jax_count
+    from ..backends.torch import count as torch_count
+
+    shapes = {name: value.shape for name, value in weights.items()}
+    inputs = {"tokens": (batch, seq), "padding": (batch, seq)}
+    if config.token_types:
+        inputs["types"] = (batch, seq)
+    if config.head != "none":
+        inputs["targets"] = (batch, seq)
+    loss = "loss" if config.head != "none" else None
+    counts: dict[str, dict[str, int | None]] = {}
+    for name, backward, formula in (
+        ("forward", False, forward_flops(config, batch, seq)),
+        ("forward_backward", True, forward_backward_flops(config, batch, seq)),
+    ):
+        traced, lowered = jax_count.count_model(jax_function(config), shapes, inputs, loss, backward)
+        counts[name] = {
+            "formula": formula,
+            "jaxpr": traced,
+            "torch": torch_count.count_model(torch_build(config), shapes, inputs, loss, backward),
+            "xla_lowered": lowered,
+        }
+    return counts
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, layers apart."""
+    return {name: parameter.shape for name, parameter in parameter_table(config).items()}
+
+
+def _check_sizes(config: ModelConfig, source: Source, batch: int, seq: int) -> None:
+    if batch < 1 or seq < 4:
+        raise ParityUsageError(f"--batch and --seq: at least 1 and 4, got {batch} and {seq}; choose larger ones")
+    if seq > config.max_seq_len:
+        raise ParityUsageError(f"--seq: at most the model's {config.max_seq_len}, got {seq}; choose a shorter one")
+    largest = int(source.tokens.max())
+    if largest >= config.vocab_size or int(source.tokens.min()) < 0:
+        raise ParityUsageError(
+            f"text: token ids below the vocabulary of {config.vocab_size}, got {largest}; use the model's own tokenizer"
+        )

@@ -1,0 +1,128 @@
+"""What a check found: rows, a verdict, and the same as JSON. Loads no framework and no NumPy."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .errors import ParityError
+from .islands import Island
+
+#: Version of the JSON that `Result.to_json` writes; parity/schema/result.schema.json describes it.
+SCHEMA = 1
+
+EXIT_STATUS = {"PASS": 0, "FAIL": 1, "VACUOUS": 1, "ABSTAIN": 3}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor at one stage.
+
+    `measured`, `bound` and `required` (the smallest bound that would have passed) are relative to the exact tensor;
+    `headroom` is bound / measured.
+    """
+
+    name: str
+    group: str
+    side_names: tuple[str, str]
+    shape: tuple[int, ...]
+    dtype: str
+    stage: str
+    measured: float
+    bound: float
+    derivation: str
+    verdict: str
+
+    @property
+    def headroom(self) -> float:
+        """How many times the measured value fits into the bound; infinite when nothing was measured."""
+        if self.measured:
+            return self.bound / self.measured
+        return math.inf
+
+    @property
+    def required(self) -> float:
+        """The smallest bound that would have passed."""
+        return self.measured
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of `parity.check`.
+
+    `verdict` is PASS, FAIL, ABSTAIN or VACUOUS; `rung` is bitwise, same-function, float32-island, different or None.
+    """
+
+    target: str
+    verdict: str
+    rung: str | None
+    reason: str
+    seed: int
+    rows: tuple[Row, ...]
+    islands: tuple[Island, ...] = ()
+    zero_gradients: tuple[str, ...] = ()
+    flops: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    flops_equal: bool | None = None
+    notes: tuple[str, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def first_difference(self) -> Row | None:
+        """The first row that failed, in the order of the computation."""
+        return next((row for row in self.rows if row.verdict == "FAIL"), None)
+
+    @property
+    def exit_status(self) -> int:
+        """0 PASS, 1 FAIL or VACUOUS, 3 ABSTAIN."""
+        return EXIT_STATUS[self.verdict]
+
+    def raise_if_different(self) -> None:
+        """Raises ParityError, its message the report, unless the verdict is PASS."""
+        if self.verdict != "PASS":
+            raise ParityError(str(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; NaN and infinity as strings, counts as integers."""
+        rows = [{**asdict(row), "headroom": row.headroom, "required": row.required} for row in self.rows]
+        first = self.first_difference
+        return _plain(
+            {
+                "schema": SCHEMA,
+                "verdict": self.verdict,
+                "rung": self.rung,
+                "reason": self.reason,
+                "target": self.target,
+                "seed": self.seed,
+                "environment": self.environment,
+                "rows": rows,
+                "first_difference": first and {"name": first.name, "stage": first.stage},
+                "islands": [asdict(island) for island in self.islands],
+                "zero_gradients": self.zero_gradients,
+                "flops": {**self.flops, "equal": self.flops_equal},
+                "notes": self.notes,
+                "seconds": self.seconds,
+            }
+        )
+
+    def to_json(self) -> str:
+        """`to_dict` as one JSON document."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
+
+    def __str__(self) -> str:
+        from .report import to_text
+
+        return to_text(self)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return value

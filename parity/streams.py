@@ -1,0 +1,36 @@
+"""Synthetic gradients for optimizers: what a model's own gradients hide (facts: eps placement, exact zeros, first steps)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .runs import Arrays
+
+#: Bias correction matters in the first steps and b2 = 0.95 forgets within 20: longer streams show nothing new.
+STREAM_STEPS = 20
+
+SHAPES = {"matrix": (31, 23), "vector": (67,)}
+
+
+def gradient_streams(seed: int) -> dict[str, list[Arrays]]:
+    """Three streams of STREAM_STEPS gradients: |g| in [1e-3, 1], |g| near eps = 1e-8, and ordinary ones with exact zeros."""
+    generator = np.random.Generator(np.random.PCG64([seed, 46]))
+
+    def draw(low: float, high: float, zeros: float = 0.0) -> list[Arrays]:
+        stream = []
+        for _ in range(STREAM_STEPS):
+            step = {}
+            for name, shape in SHAPES.items():
+                size = np.exp(generator.uniform(np.log(low), np.log(high), shape))
+                sign = generator.choice([-1.0, 1.0], shape)
+                step[name] = (size * sign * (generator.random(shape) >= zeros)).astype(np.float32)
+            stream.append(step)
+        return stream
+
+    return {"ordinary": draw(1e-3, 1.0), "near-eps": draw(1e-9, 1e-7), "zeros": draw(1e-3, 1.0, zeros=0.5)}
+
+
+def stream_start(seed: int) -> Arrays:
+    """Parameters of the size that weights have, so that weight decay shows beside the step."""
+    generator = np.random.Generator(np.random.PCG64([seed, 47]))
+    return {name: generator.normal(0.0, 0.02, shape).astype(np.float32) for name, shape in SHAPES.items()}
