@@ -73,7 +73,7 @@ class Pair:
         loss: the name of the scalar output to differentiate; None: a fixed random projection of every float output.
         operations: what is judged one by one in the 16-bit formats.
         roundings: the number of products added along the longest path through the model, for the unit-roundoff floor.
-        flops: counts of the work, by method; called once, after the values agree.
+        formula: matmul FLOPs of one batch by a formula, "forward" and "forward_backward"; None: only counted.
         notes: lines for the report: kernels named, where weights and text come from.
     """
 
@@ -85,5 +85,5 @@ class Pair:
     loss: str | None = None
     operations: Sequence[Operation] = ()
     roundings: int = 1
-    flops: Callable[[], Mapping[str, Mapping[str, int | None]]] | None = None
+    formula: Mapping[str, int] | None = None
     notes: Sequence[str] = ()

@@ -49,6 +49,9 @@ class Runner(Protocol):
     def islands(self, weights: Arrays, batch: Arrays) -> list[Any]:
         """Where a float64 run of outputs and gradients drops to a lower precision, in data order."""
 
+    def count(self, weights: Arrays, batch: Arrays) -> dict[str, dict[str, int | None]]:
+        """Matmul FLOPs of one batch, "forward" and "forward_backward", by every method of the framework; nothing is run."""
+
 
 def projection(name: str, shape: Sequence[int]) -> np.ndarray:
     """The fixed random weights that turn an output into a loss: N(0, 1) / sqrt(size), every value exact in float32."""

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxcore.config import ModelConfig
-from jaxcore.parameters import count_parameters, initial_parameters, parameter_table, stack_layers
+from jaxcore.parameters import count_parameters, initial_parameters, stack_layers
 
+from ..account.formula import forward_backward_flops, forward_flops
 from ..errors import ParityUsageError
 from ..pair import Jax, Pair, Torch
 from .text import draw_windows
@@ -63,7 +64,10 @@ def transformer_pair(
         loss="loss" if config.head != "none" else None,
         operations=operations(config, seq),
         roundings=longest_path(config, seq),
-        flops=lambda: count_flops(config, batch, seq, weights),
+        formula={
+            "forward": forward_flops(config, batch, seq),
+            "forward_backward": forward_backward_flops(config, batch, seq),
+        },
         notes=(
             f"{name}: {count_parameters(config):,} parameters; weights: {weights_from}",
             f"batch {batch} x {seq} tokens, the last row a quarter padding; {source.description}",
@@ -156,41 +160,6 @@ def kernel_note(config: ModelConfig, device: str) -> str:
         f"jaxcore jax.nn.dot_product_attention(implementation={low!r}), in float64 {exact} (the library's softmax "
         f"is float32); device {device}"
     )
-
-
-def count_flops(
-    config: ModelConfig, batch: int, seq: int, weights: Mapping[str, np.ndarray]
-) -> dict[str, dict[str, int | None]]:
-    """Matmul FLOPs of one batch by formula, traced JAX program, PyTorch's counter and XLA, forward and with backward."""
-    from ..account.formula import forward_backward_flops, forward_flops
-    from ..backends.jax import count as jax_count
-    from ..backends.torch import count as torch_count
-
-    shapes = {name: value.shape for name, value in weights.items()}
-    inputs = {"tokens": (batch, seq), "padding": (batch, seq)}
-    if config.token_types:
-        inputs["types"] = (batch, seq)
-    if config.head != "none":
-        inputs["targets"] = (batch, seq)
-    loss = "loss" if config.head != "none" else None
-    counts: dict[str, dict[str, int | None]] = {}
-    for name, backward, formula in (
-        ("forward", False, forward_flops(config, batch, seq)),
-        ("forward_backward", True, forward_backward_flops(config, batch, seq)),
-    ):
-        traced, lowered = jax_count.count_model(jax_function(config), shapes, inputs, loss, backward)
-        counts[name] = {
-            "formula": formula,
-            "jaxpr": traced,
-            "torch": torch_count.count_model(torch_build(config), shapes, inputs, loss, backward),
-            "xla_lowered": lowered,
-        }
-    return counts
-
-
-def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, layers apart."""
-    return {name: parameter.shape for name, parameter in parameter_table(config).items()}
 
 
 def _check_sizes(config: ModelConfig, source: Source, batch: int, seq: int) -> None:

@@ -14,7 +14,7 @@ import optax
 from ...islands import Island
 from ...pair import Jax
 from ...runs import MOMENTS, Arrays, Run, Trained, is_float, projection
-from . import islands
+from . import count, islands, lifting
 from .versions import x64
 
 
@@ -69,6 +69,22 @@ class JaxRunner:
             parameters, inputs = _cast(weights, "float64"), _cast(batch, "float64")
             return islands.find_islands(self._differentiated(), parameters, inputs, side=self.label)
 
+    def count(self, weights: Arrays, batch: Arrays) -> dict[str, dict[str, int | None]]:
+        """Matmul FLOPs by walking the traced program, and XLA's own count of everything before it optimises."""
+        with self.mode("float32"):
+            shapes = jax.eval_shape(lambda: (_cast(weights, "float32"), _cast(batch, "float32")))
+
+            def forward(parameters: Any, inputs: Any) -> Mapping[str, jax.Array]:
+                return self.side.function(parameters, **inputs)
+
+            return {
+                name: {
+                    "jaxpr": count.traced_flops(function, *shapes),
+                    "xla_lowered": count.lowered_flops(function, *shapes).flops,
+                }
+                for name, function in (("forward", forward), ("forward_backward", self._differentiated()))
+            }
+
     def _differentiated(self) -> Callable[..., Any]:
         """A fresh function (parameters, inputs) -> (outputs, gradients); fresh, so that no two precisions share a trace."""
 
@@ -89,7 +105,7 @@ class JaxRunner:
         if key not in self._programs:
             function = self._differentiated()
             if lifted:
-                function = islands.lift(function)
+                function = lifting.lift(function)
             self._programs[key] = jax.jit(function).lower(parameters, inputs).compile()
         return self._programs[key]
 

@@ -12,7 +12,7 @@ import torch
 from ...islands import Island
 from ...pair import Torch
 from ...runs import MOMENTS, Arrays, Run, Trained, is_float, projection
-from . import islands
+from . import count, islands
 from .versions import DTYPES, from_numpy, to_numpy
 
 
@@ -81,6 +81,22 @@ class TorchRunner:
             with islands.trace_islands(module, side=self.label) as found:
                 self._backward(module, batch, "float64", False)
             return list(found)
+
+    def count(self, weights: Arrays, batch: Arrays) -> dict[str, dict[str, int | None]]:
+        """Matmul FLOPs by PyTorch's counter, on the meta device."""
+        inputs = self._cast(batch, "float32")
+
+        def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+            return module(**inputs)
+
+        def forward_backward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
+            outputs = dict(forward(module, inputs))
+            (_project(outputs) if self.loss is None else outputs[self.loss]).backward()
+
+        return {
+            function.__name__: {"torch": count.counted_flops(function, self._module(weights, "float32"), inputs)}
+            for function in (forward, forward_backward)
+        }
 
     def _module(self, weights: Arrays, precision: str) -> torch.nn.Module:
         return self.side.build(self._cast(weights, precision))
