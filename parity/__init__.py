@@ -6,14 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .check import Options, check
+    from .check import check
     from .errors import ParityError, ParityUsageError
     from .islands import Island
+    from .options import Options
     from .pair import Jax, Operation, Pair, Torch
     from .result import Result, Row
 
 _HOME = {
-    "check": ("Options", "check"),
+    "check": ("check",),
+    "options": ("Options",),
     "errors": ("ParityError", "ParityUsageError"),
     "islands": ("Island",),
     "pair": ("Jax", "Operation", "Pair", "Torch"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Format:
-    """A binary format: significand bits (the hidden one included), unit roundoff u = 2^-precision, smallest subnormal."""
+    """A binary format: significand bits (the hidden one included) and smallest subnormal."""
 
     name: str
     precision: int

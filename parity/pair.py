@@ -31,8 +31,8 @@ class Jax:
 class Torch:
     """A PyTorch implementation as a recipe for a module.
 
-    `build(parameters)` returns an nn.Module whose named parameters are those; `module(**inputs)` returns a dict of tensors;
-    `optimizer(parameters)` returns a torch.optim.Optimizer.
+    `build(parameters)` returns an nn.Module with those named parameters, `module(**inputs)` a dict of tensors,
+    `optimizer(parameters)` a torch.optim.Optimizer.
     """
 
     build: Callable[[Mapping[str, Any]], Any]

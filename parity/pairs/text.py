@@ -32,7 +32,9 @@ def read_text(path: Path) -> bytes:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise ParityUsageError(f"--text: a file that can be read, got {path}: {error.strerror}; check the path") from None
+        raise ParityUsageError(
+            f"--text: a file that can be read, got {path}: {error.strerror}; check the path"
+        ) from None
     if not text:
         raise ParityUsageError(f"--text: a file with text in it, got {path} of 0 bytes; give another")
     return text

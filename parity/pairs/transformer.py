@@ -97,7 +97,9 @@ def torch_build(config: ModelConfig) -> Any:
         import torchref
 
         class WithLoss(torchref.Transformer):
-            def forward(self, tokens: Any, padding: Any, types: Any = None, targets: Any = None) -> dict[str, Any]:
+            def forward(  # type: ignore[override]  # targets in place of positions
+                self, tokens: Any, padding: Any, types: Any = None, targets: Any = None
+            ) -> dict[str, Any]:
                 outputs = super().forward(tokens, padding, types)
                 if targets is not None:
                     outputs["loss"] = torchref.cross_entropy(outputs["logits"], targets, IGNORED)

@@ -1,1 +1,1 @@
-
+"""The JAX side: running, counting, islands."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -60,7 +61,7 @@ class JaxRunner:
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
         """One operation on its own; a function object of its own keeps the trace caches of two precisions apart."""
         with self.mode(precision):
-            compiled = jax.jit(lambda *operands: function(*operands))
+            compiled = jax.jit(partial(function))
             return [np.asarray(compiled(*_cast(operands, precision).values())) for operands in draws]
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
@@ -86,7 +87,7 @@ class JaxRunner:
             }
 
     def _differentiated(self) -> Callable[..., Any]:
-        """A fresh function (parameters, inputs) -> (outputs, gradients); fresh, so that no two precisions share a trace."""
+        """(parameters, inputs) -> (outputs, gradients), a fresh function: no two precisions may share a trace."""
 
         def scalar(parameters: Any, inputs: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
             outputs = dict(self.side.function(parameters, **inputs))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
 import jax
 
 _last_x64: list[bool] = []
@@ -21,7 +19,5 @@ def x64(enabled: bool) -> Iterator[None]:
     if _last_x64 and _last_x64[-1] != enabled:
         jax.clear_caches()
     _last_x64[:] = [enabled]
-    # jax.enable_x64 came with 0.8; before it stood in jax.experimental
-    switch: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
-    with switch(enabled):
+    with jax.enable_x64(enabled):
         yield

@@ -1,1 +1,1 @@
-
+"""The PyTorch side: running, counting, islands."""

@@ -101,7 +101,9 @@ class TorchRunner:
     def _module(self, weights: Arrays, precision: str) -> torch.nn.Module:
         return self.side.build(self._cast(weights, precision))
 
-    def _backward(self, module: torch.nn.Module, batch: Arrays, precision: str, lifted: bool) -> dict[str, torch.Tensor]:
+    def _backward(
+        self, module: torch.nn.Module, batch: Arrays, precision: str, lifted: bool
+    ) -> dict[str, torch.Tensor]:
         with islands.lift() if lifted else nullcontext():
             outputs = dict(module(**self._cast(batch, precision)))
             if self.loss is None:

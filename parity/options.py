@@ -1,0 +1,33 @@
+"""How much of a check to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import ParityUsageError
+from .formats import FORMATS
+
+
+@dataclass(frozen=True)
+class Options:
+    """`precisions` are judged after float64, in this order; `batches` are pooled, `steps` the optimizer's.
+
+    Raises:
+        ParityUsageError: a value that no check can have.
+    """
+
+    precisions: tuple[str, ...] = ("float32", "bfloat16")
+    batches: int = 8
+    steps: int = 3
+    seed: int = 0
+    device: str = "cpu"
+    flops: bool = True
+
+    def __post_init__(self) -> None:
+        for name in self.precisions:
+            if name not in FORMATS or name == "float64":
+                known = ", ".join(each for each in FORMATS if each != "float64")
+                raise ParityUsageError(f"precisions: of {known}, got {name!r}; float64 is always judged")
+        for name, least in (("batches", 1), ("steps", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ParityUsageError(f"{name}: at least {least}, got {getattr(self, name)}; choose a larger one")

@@ -1,0 +1,110 @@
+"""Both sides of a pair, run alike: everything here comes as (reference, candidate)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from .islands import Island
+from .pair import Jax, Pair, Side
+from .runs import Arrays, Run, Trained, is_float
+
+
+class Runner(Protocol):
+    """One side of a pair, ready to run at any precision. `parity/backends/*/run.py` implement it."""
+
+    label: str
+
+    def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
+        """Outputs and gradients of one batch; `lifted` widens every float32 island of a float64 run."""
+
+    def train(self, weights: Arrays, batches: Sequence[Arrays], precision: str, *, lifted: bool = False) -> Trained:
+        """One optimizer step per batch."""
+
+    def follow(self, start: Arrays, gradients: Sequence[Arrays], precision: str) -> Trained:
+        """One optimizer step per given gradient, without the model."""
+
+    def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
+        """One operation on its own for each set of operands, in `precision`."""
+
+    def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
+        """Where a float64 run of outputs and gradients drops to a lower precision, in data order."""
+
+    def count(self, weights: Arrays, batch: Arrays) -> dict[str, dict[str, int | None]]:
+        """Matmul FLOPs of one batch, "forward" and "forward_backward", by every method of the framework, unrun."""
+
+
+@dataclass
+class Sides:
+    """The two runners of a pair; once `lifted` is set their float64 runs have every float32 island widened."""
+
+    reference: Runner
+    candidate: Runner
+    lifted: bool = False
+
+    @classmethod
+    def of(cls, pair: Pair, device: str) -> Sides:
+        """The runners of a pair; each framework is imported only if a side needs it."""
+        return cls(_runner(pair.reference, pair.loss, device), _runner(pair.candidate, pair.loss, device))
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """What the report calls the sides."""
+        return self.reference.label, self.candidate.label
+
+    def run(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> tuple[list[Run], list[Run]]:
+        """Outputs and gradients of every batch."""
+        reference, candidate = (
+            [runner.run(weights, batch, precision, lifted=self._lifts(precision)) for batch in batches]
+            for runner in (self.reference, self.candidate)
+        )
+        return reference, candidate
+
+    def train(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> tuple[Trained, Trained]:
+        """Optimizer steps on each side's own gradients."""
+        lifted = self._lifts(precision)
+        return (
+            self.reference.train(weights, batches, precision, lifted=lifted),
+            self.candidate.train(weights, batches, precision, lifted=lifted),
+        )
+
+    def follow(self, start: Arrays, gradients: Sequence[Arrays], precision: str) -> tuple[Trained, Trained]:
+        """Optimizer steps on the same given gradients."""
+        return self.reference.follow(start, gradients, precision), self.candidate.follow(start, gradients, precision)
+
+    def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
+        """Every place where a float64 run is less than float64."""
+        return [*self.reference.islands(weights, batch), *self.candidate.islands(weights, batch)]
+
+    def count(self, weights: Arrays, batch: Arrays) -> dict[str, dict[str, int | None]]:
+        """Matmul FLOPs by every method of both frameworks."""
+        reference, candidate = (runner.count(weights, batch) for runner in (self.reference, self.candidate))
+        order = ("jaxpr", "torch", "xla_lowered")
+        found = {name: reference[name] | candidate[name] for name in reference}
+        return {name: {method: each[method] for method in order if method in each} for name, each in found.items()}
+
+    def _lifts(self, precision: str) -> bool:
+        return self.lifted and precision == "float64"
+
+
+def _runner(side: Side, loss: str | None, device: str) -> Runner:
+    if isinstance(side, Jax):
+        from .backends.jax.run import JaxRunner
+
+        return JaxRunner(side, loss, device)
+    from .backends.torch.run import TorchRunner
+
+    return TorchRunner(side, loss, device)
+
+
+def rounded(arrays: Arrays, precision: str) -> dict[str, np.ndarray]:
+    """Floats rounded to a 16-bit format and kept as float32, which holds every such value; the rest as it is."""
+    import ml_dtypes
+
+    dtype = np.dtype(ml_dtypes.bfloat16 if precision == "bfloat16" else precision)
+    return {
+        name: array.astype(dtype).astype(np.float32) if is_float(array) else array for name, array in arrays.items()
+    }

@@ -1,0 +1,201 @@
+"""The stages of a check: what is run at which precision, and which rule judges it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .bounds import Bound
+from .compare import same_bits
+from .formats import FORMATS
+from .judge import Batches, Judge, moved
+from .options import Options
+from .pair import Pair
+from .result import Row
+from .runs import Arrays, Run, Trained
+from .sides import Sides, rounded
+from .streams import STREAM_STEPS, gradient_streams, stream_start
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Stages:
+    """One pair under judgement: its sides, its batches, and what the float64 stage leaves for the later ones."""
+
+    pair: Pair
+    sides: Sides
+    options: Options
+    progress: Progress
+    zero: frozenset[str] = frozenset()
+    bitwise: bool = True
+    exact: tuple[list[Run], list[Run]] = field(default=([], []), init=False)
+    trained: tuple[Trained, Trained] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.judge = Judge(self.sides.labels, self.pair.roundings)
+        generator = np.random.Generator(np.random.PCG64(self.options.seed))
+        drawn = [self.pair.inputs(generator) for _ in range(max(self.options.batches, self.options.steps))]
+        self.pooled, self.stepped = drawn[: self.options.batches], drawn[: self.options.steps]
+        optimizers = self.pair.reference.optimizer, self.pair.candidate.optimizer
+        self.optimizes = None not in optimizers and self.options.steps > 0
+
+    def same_function(self) -> list[Row]:
+        """float64 against float64, stage by stage, up to the first stage in which a row fails."""
+        rows: list[Row] = []
+        for stage in (self.outputs_and_gradients, self.model_steps, self.optimizer_streams):
+            rows += stage()
+            if any(row.verdict == "FAIL" for row in rows):
+                break
+        return rows
+
+    def outputs_and_gradients(self) -> list[Row]:
+        """Outputs, loss and gradients of the pooled batches in float64."""
+        self.progress("float64: outputs and gradients")
+        weights = self.pair.weights
+        self.exact = self.sides.run(weights, self.pooled, "float64")
+        low = [self.sides.reference.run(weights, batch, "float32") for batch in self.pooled]
+        outputs, gradients = _kinds(self.exact)
+        rows = self.judge.same_function(outputs, [run.outputs for run in low])
+        self.zero, one_sided = self.judge.zero_gradients(gradients, [run.gradients for run in low])
+        return rows + one_sided + self.judge.same_function(gradients, [run.gradients for run in low], self.zero)
+
+    def model_steps(self) -> list[Row]:
+        """Optimizer steps on the model's own gradients in float64."""
+        if not self.optimizes:
+            return []
+        self.progress(f"float64: {self.options.steps} optimizer steps")
+        weights = self.pair.weights
+        low = self.sides.reference.train(weights, self.stepped, "float32")
+        self.trained = self.sides.train(weights, self.stepped, "float64")
+        rows = []
+        for exact, values in _step_kinds("step", self.trained, low, weights):
+            rows += self.judge.same_function(exact, [values], self.zero)
+        return rows
+
+    def optimizer_streams(self) -> list[Row]:
+        """The optimizers alone, on gradients that show what a model's gradients hide."""
+        if not self.optimizes:
+            return []
+        self.progress("float64: optimizers on synthetic gradients")
+        start = stream_start(self.options.seed)
+        rows = []
+        for name, stream in gradient_streams(self.options.seed).items():
+            exact = self.sides.follow(start, stream, "float64")
+            low = self.sides.reference.follow(start, stream, "float32")
+            for batches, values in _step_kinds(f"{name} stream", exact, low, start):
+                rows += self.judge.same_function(batches, [values])
+        return rows
+
+    def working_precision(self, precision: str) -> list[Row]:
+        """Outputs, gradients, optimizer steps and streams, each side against its own float64 run."""
+        self.progress(f"{precision}: outputs and gradients")
+        weights, exact, trained = self.pair.weights, self.exact, self.trained
+        narrow = is_narrow(precision)
+        if narrow:
+            # the truth is the float64 run on the numbers that the 16-bit run starts from
+            weights = rounded(weights, precision)
+            exact = self.sides.run(weights, self.pooled, "float64")
+        low = self.sides.run(weights, self.pooled, precision)
+        self.bitwise &= _all_same_bits(low)
+        rows = []
+        for truth, values in zip(_kinds(exact), _kinds(low), strict=True):
+            rows += self.judge.same_accuracy(truth, values, precision, self.zero)
+        if self.optimizes:
+            self.progress(f"{precision}: optimizer steps")
+            if narrow or trained is None:
+                trained = self.sides.train(weights, self.stepped, "float64")
+            steps = self.sides.train(weights, self.stepped, precision)
+            rows += self._step_accuracy("step", trained, steps, weights, precision, self.zero)
+            rows += self._stream_accuracy(precision)
+        if narrow:
+            rows += self.single_operations(precision)
+        return rows
+
+    def single_operations(self, precision: str) -> list[Row]:
+        """Each operation of the pair alone, on operands that are exact in `precision`, against its own float64."""
+        if self.pair.operations:
+            self.progress(f"{precision}: operation by operation")
+        rows = []
+        for operation in self.pair.operations:
+            name = zlib.crc32(operation.name.encode())
+            draws = []
+            for index in range(self.options.batches):
+                generator = np.random.Generator(np.random.PCG64([self.options.seed, index, name]))
+                draws.append(rounded(operation.draw(generator), precision))
+            functions = (
+                (self.sides.reference, operation.reference),
+                (self.sides.candidate, operation.candidate),
+            )
+            exact, low = (
+                [runner.evaluate(function, draws, each) for runner, function in functions]
+                for each in ("float64", precision)
+            )
+            bound = Bound(operation.limit, operation.derivation)
+            rows += self.judge.operation(f"operation {operation.name}", exact, low, precision, bound)
+        return rows
+
+    def _stream_accuracy(self, precision: str) -> list[Row]:
+        start = rounded(stream_start(self.options.seed), precision)
+        rows = []
+        for name, drawn in gradient_streams(self.options.seed).items():
+            stream = [rounded(gradient, precision) for gradient in drawn]
+            exact, low = (self.sides.follow(start, stream, each) for each in ("float64", precision))
+            rows += self._step_accuracy(f"{name} stream", exact, low, start, precision, frozenset(), STREAM_STEPS)
+        return rows
+
+    def _step_accuracy(
+        self,
+        kind: str,
+        exact: tuple[Trained, Trained],
+        low: tuple[Trained, Trained],
+        start: Arrays,
+        precision: str,
+        zero: frozenset[str],
+        roundings: int | None = None,
+    ) -> list[Row]:
+        rows = []
+        reference, candidate = (_step_kinds(kind, exact, each, start) for each in low)
+        for (truth, a), (_, b) in zip(reference, candidate, strict=True):
+            rows += self.judge.same_accuracy(truth, Batches(truth.kind, [a], [b]), precision, zero, roundings)
+        return rows
+
+
+def is_narrow(precision: str) -> bool:
+    """A format of fewer significand bits than float32."""
+    return FORMATS[precision].precision < FORMATS["float32"].precision
+
+
+def _kinds(runs: tuple[list[Run], list[Run]]) -> tuple[Batches, Batches]:
+    """Outputs and gradients of both sides."""
+    return (
+        Batches("output", *([run.outputs for run in side] for side in runs)),
+        Batches("gradient", *([run.gradients for run in side] for side in runs)),
+    )
+
+
+def _step_kinds(kind: str, exact: tuple[Trained, Trained], low: Trained, start: Arrays) -> list[tuple[Batches, Arrays]]:
+    """Movement and both moments of the two exact runs, each with the same of one low-precision run."""
+    nu = exact[0].nu
+
+    def arrays(trained: Trained) -> dict[str, Arrays]:
+        return {"parameters": moved(start, trained.parameters, nu), "mu": trained.mu, "nu": trained.nu}
+
+    reference, candidate, coarse = (arrays(trained) for trained in (*exact, low))
+    return [
+        (Batches(f"{kind} {what}", [reference[what]], [candidate[what]]), coarse[what])
+        for what in reference
+        if reference[what]
+    ]
+
+
+def _all_same_bits(runs: tuple[Sequence[Run], Sequence[Run]]) -> bool:
+    return all(
+        name in b and same_bits(a[name], b[name])
+        for reference, candidate in zip(*runs, strict=True)
+        for a, b in ((reference.outputs, candidate.outputs), (reference.gradients, candidate.gradients))
+        for name in a
+    )
