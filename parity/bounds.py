@@ -23,6 +23,8 @@ LESS_ACCURATE = 2
 FALSE_ALARM_Z = 4.75
 #: Share of the errors in a tensor that count as independent: a convention (neighbours share their inputs).
 INDEPENDENT_SHARE = 0.25
+#: Slack over the widest twin: a convention; 1 alarms on clean training runs.
+TWIN_SLACK = 3
 #: Slack over the root-mean-square growth of rounding errors along the longest path: a convention.
 PATH_SLACK = 8
 
@@ -78,8 +80,34 @@ def accuracy_bound(other_error: float, rounded: float, dtype: str, roundings: in
     """
     chance = math.exp(FALSE_ALARM_Z / math.sqrt(max(elements * INDEPENDENT_SHARE, 1)))
     relative = LESS_ACCURATE * chance * other_error + rounded
-    path = PATH_SLACK * FORMATS[dtype].unit_roundoff * math.sqrt(roundings) if dtype in ("float32", "float64") else 0.0
+    path = path_floor(dtype, roundings)
     if relative >= path:
         factor = LESS_ACCURATE * chance
-        return Bound(relative, f"{factor:.2g} (convention {LESS_ACCURATE} x chance) x the other's error {other_error:.2g} + one rounding")
+        return Bound(
+            relative,
+            f"{factor:.2g} (convention {LESS_ACCURATE} x chance) x the other's error {other_error:.2g} + one rounding",
+        )
     return Bound(path, f"{PATH_SLACK} (convention) x u x sqrt({roundings} roundings)")
+
+
+def twin_bound(envelope: float, dtype: str, roundings: int, twins: int) -> Bound:
+    """For optimizer steps at a working precision: training amplifies rounding, by an amount that only training shows.
+
+    Adam turns noise in a small gradient into a whole step, and the next gradient is taken there. So the yardstick is the
+    reference itself, started from weights moved by one unit in the last place: the widest distance of these twins (and of
+    the reference) from its float64 run.
+    """
+    path = path_floor(dtype, roundings)
+    if TWIN_SLACK * envelope >= path:
+        return Bound(
+            TWIN_SLACK * envelope,
+            f"{TWIN_SLACK} (convention) x {envelope:.2g}, the widest of the reference and {twins} twins one ulp away",
+        )
+    return Bound(path, f"{PATH_SLACK} (convention) x u x sqrt({roundings} roundings)")
+
+
+def path_floor(dtype: str, roundings: int) -> float:
+    """The unit-roundoff floor; zero for 16-bit formats, which round far more coarsely than the float32 sums inside them."""
+    if dtype not in ("float32", "float64"):
+        return 0.0
+    return PATH_SLACK * FORMATS[dtype].unit_roundoff * math.sqrt(roundings)

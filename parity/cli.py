@@ -2,100 +2,193 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
+import traceback
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
 
+from .errors import ParityUsageError
+
 USAGE_ERROR = 2
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: Python's own 1 would say FAIL
+INTERRUPTED = 130  # 128 + SIGINT
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+#: The extra that brings a package, for the message when it is missing.
+EXTRAS = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "flax": "jax", "optax": "jax"}
+
+
+class Whole(click.ParamType):
+    """A whole number of at least `least`."""
+
+    name = "integer"
+
+    def __init__(self, least: int):
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number, or ParityUsageError."""
+        try:
+            number = int(value)
+        except ValueError:
+            number = self.least - 1
+        if number < self.least:
+            rule = f"a whole number, at least {self.least}"
+            raise ParityUsageError(f"{_flag(param)}: {rule}, got {str(value)!r}; give another")
+        return number
+
+
+class OneOf(click.Choice):  # type: ignore[type-arg]
+    """A word of a list."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word, or ParityUsageError with the list."""
+        if value not in self.choices:
+            raise ParityUsageError(
+                f"{_flag(param)}: one of {', '.join(self.choices)}, got {value!r}; {_nearest(value, self.choices)}"
+            )
+        return value
 
 
 class Commands(click.Group):
-    """Commands in the order of the README; mistakes of the caller as one line and exit status 2."""
+    """Commands in the order of the README; whatever goes wrong is one line and an exit status of its own."""
 
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a command; `--debug` lets tracebacks through."""
-        kwargs["standalone_mode"] = False
-        arguments = kwargs.get("args") or (args[0] if args else None) or sys.argv[1:]
+    def main(self, args: Sequence[str] | None = None, **kwargs: Any) -> NoReturn:  # type: ignore[override]
+        """Runs a command and exits."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        debug = "--debug" in arguments
         try:
-            status = super().main(*args, **kwargs)
-        except click.ClickException as error:
-            _stop(_one_line(error.format_message()), arguments)
+            status = super().main(arguments, **{**kwargs, "standalone_mode": False})
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # whoever read this has gone (`| head`): the flush at exit must not complain about it again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(BROKEN_PIPE)
         except (click.Abort, KeyboardInterrupt):
-            click.echo("error: interrupted: nothing was written", err=True)
-            sys.exit(130)
-        except ValueError as error:
-            _stop(_one_line(str(error)), arguments)
-        except ImportError as error:
-            extra = {"torch": "torch", "jax": "jax", "flax": "jax", "optax": "jax"}.get(error.name or "", "all")
-            _stop(
-                f"{error.name}: must be installed for this command, got no such module; "
-                f'pip install -c constraints.txt -e ".[{extra}]"',
-                arguments,
-            )
+            _stop("interrupted: a check runs to its end, got Ctrl-C; nothing was written, run it again", INTERRUPTED)
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            _stop(*explain(error))
         sys.exit(status if isinstance(status, int) else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The order in which they were added."""
         return list(self.commands)
 
-
-def _stop(line: str, arguments: Any) -> NoReturn:
-    if "--debug" in arguments:
-        raise  # noqa: PLE0704  (called from an except block only)
-    click.echo(f"error: {line}", err=True)
-    sys.exit(USAGE_ERROR)
-
-
-def _one_line(message: str) -> str:
-    return " ".join(message.split())
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """The command of the first word, or ParityUsageError with the nearest one."""
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            known = ", ".join(self.commands)
+            raise ParityUsageError(f"command: one of {known}, got {args[0]!r}; {_nearest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def explain(error: Exception) -> tuple[str, int]:
+    """One line `<what>: <rule>, got <value>; <what to do>` and the exit status for whatever stopped a command."""
+    if isinstance(error, ValueError):
+        return str(error), USAGE_ERROR
+    if isinstance(error, click.ClickException):
+        return _explain_click(error), USAGE_ERROR
+    if isinstance(error, ImportError):
+        name = (error.name or "").partition(".")[0] or "a package"
+        install = f'pip install -c constraints.txt -e ".[{EXTRAS.get(name, "all")}]"'
+        return f"{name}: must be importable for this command, got {error}; {install}", USAGE_ERROR
+    if isinstance(error, OSError):
+        place = error.filename or "file"
+        return f"{place}: a place that can be used, got {error.strerror or error}; choose another", USAGE_ERROR
+    if isinstance(error, MemoryError):
+        return "memory: enough for both sides, got too little; use --shrink, --batch or --seq", USAGE_ERROR
+    what = f"{type(error).__name__}: {error}"
+    return f"parity: no error of its own, got {what}; run again with --debug and report it", INTERNAL_ERROR
+
+
+def _explain_click(error: click.ClickException) -> str:
+    command = getattr(getattr(error, "ctx", None), "command_path", None) or "parity"
+    see = f"see {command} --help"
+    if isinstance(error, click.NoSuchOption):
+        near = f"did you mean {' or '.join(error.possibilities)}?" if error.possibilities else see
+        return f"option: one of {command}, got {error.option_name}; {near}"
+    if isinstance(error, click.BadOptionUsage):
+        needs_value = "requires an argument" in error.format_message()
+        rule, got = ("needs a value", "none") if needs_value else ("takes no value", "one")
+        return f"{error.option_name}: {rule}, got {got}; {see}"
+    return f"{command}: a call as --help describes it, got {error.format_message().rstrip('.')!r}; {see}"
+
+
+def _stop(line: str, status: int) -> NoReturn:
+    click.echo(f"error: {' '.join(line.split())}", err=True)
+    sys.exit(status)
+
+
+def _flag(param: click.Parameter | None) -> str:
+    return "value" if param is None else max(param.opts, key=len)
+
+
+def _nearest(word: str, known: Any) -> str:
+    near = difflib.get_close_matches(word, list(known), n=2)
+    return f"did you mean {' or '.join(near)}?" if near else "choose one of them"
+
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(cls=Commands, context_settings=CONTEXT, invoke_without_command=True)
 @click.version_option(package_name="jax-torch-parity", prog_name="parity")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Prove that a JAX and a PyTorch implementation are the same function.
 
     Exit status: 0 the same, 1 different (or a check that could not fail), 2 a mistake in the call or a file, 3 undecided.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 @main.command()
-@click.argument("preset", default="tiny")
-@click.option("--weights", type=click.Path(path_type=str), metavar="DIR", help="A Hugging Face checkpoint folder.")
-@click.option("--text", type=click.Path(path_type=str), metavar="FILE", help="Text to read instead of Python's sources.")
-@click.option("--batch", type=int, default=2, show_default=True, help="Sequences per batch; the last one is padded.")
-@click.option("--seq", type=int, help="Tokens per sequence.  [default: 128, or the model's maximum]")
-@click.option("--batches", type=int, help="Batches whose errors are pooled.  [default: 8, fewer for large models]")
-@click.option("--steps", type=int, default=3, show_default=True, help="AdamW steps.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of weights, text and gradients.")
+@click.argument("presets", nargs=-1, metavar="[PRESET]")
+@click.option("--weights", metavar="DIR", help="A Hugging Face checkpoint folder in place of a preset.")
+@click.option("--text", metavar="FILE", help="Text to read.  [default: Python's own sources]")
+@click.option("--batch", type=Whole(1), default=2, show_default=True, help="Sequences per batch; the last one is padded.")
+@click.option("--seq", type=Whole(4), help="Tokens per sequence.  [default: 128, or the model's maximum]")
+@click.option("--batches", type=Whole(1), help="Batches whose errors are pooled.  [default: 8, fewer for large models]")
+@click.option("--steps", type=Whole(0), default=3, show_default=True, help="AdamW steps.")
+@click.option("--seed", type=Whole(0), default=0, show_default=True, help="Of weights, text and gradients.")
 @click.option(
     "--dtype",
     "dtypes",
     multiple=True,
-    type=click.Choice(["float64", "float32", "bfloat16", "float16"]),
+    type=OneOf(["float64", "float32", "bfloat16", "float16"]),
     help="Judge this precision after float64; may be repeated.  [default: float32, bfloat16]",
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--kernel", type=click.Choice(["einsum", "fused"]), help="Attention: written out, or the framework's own.")
+@click.option("--device", type=OneOf(["cpu", "cuda"]), default="cpu", show_default=True, help="Where both sides run.")
+@click.option("--kernel", type=OneOf(["einsum", "fused"]), help="Attention: written out, or the framework's own.")
 @click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Change one field of the ModelConfig.")
 @click.option("--shrink", is_flag=True, help="The same architecture at a size that runs anywhere.")
 @click.option("--plant", metavar="FAULT@SIDE", help="Plant a known fault, to see the check fail; 'list' names them.")
 @click.option("--json", "json_path", metavar="PATH", help="Write every figure as JSON; - is standard output.")
 @click.option("--no-color", is_flag=True, help="Plain text (so does the variable NO_COLOR).")
-@click.option("--debug", is_flag=True, help="Tracebacks instead of one-line errors.")
-def check(json_path: str | None, no_color: bool, debug: bool, **options: Any) -> int:
+@click.option("--debug", is_flag=True, help="A traceback before the line of an error.")
+def check(presets: tuple[str, ...], json_path: str | None, no_color: bool, debug: bool, **options: Any) -> int:
     """Prove jaxcore and torchref the same function, on real text.
 
     PRESET is tiny (the default), tiny-llama, tiny-qwen3, tiny-bert, gpt2, llama3-8b, bert-base ...: `parity check list`
     names them all.
     """
     del debug  # read by Commands.main
+    if len(presets) > 1:
+        raise ParityUsageError(f"PRESET: one at a time, got {' '.join(presets)}; call the command once for each")
+    # OpenMP threads that wait actively take the cores from XLA's: three times the processor time on two cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from .commands import run_check
 
-    return run_check(json_path=json_path, plain=no_color or bool(os.environ.get("NO_COLOR")), **options)
-
-
-if __name__ == "__main__":
-    main()
+    return run_check(
+        preset=presets[0] if presets else None,
+        json_path=json_path,
+        plain=no_color or bool(os.environ.get("NO_COLOR")),
+        **options,
+    )

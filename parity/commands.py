@@ -223,7 +223,7 @@ def showing(console: Console) -> Iterator[Callable[[str], None]]:
         yield lambda message: status.update(f"{message} ({time.perf_counter() - started:.0f} s)")
 
 
-def write_result(result: Result, destination: Path | None | str, plain: bool) -> None:
+def write_result(result: Result, destination: Path | str | None, plain: bool) -> None:
     """JSON to where it was asked for, whole or not at all; the report to standard output unless JSON went there."""
     if destination == "-":
         print(result.to_json())
@@ -233,7 +233,7 @@ def write_result(result: Result, destination: Path | None | str, plain: bool) ->
     print_report(Console(no_color=plain, highlight=False), result)
 
 
-def _writable(path: str | None) -> Path | None | str:
+def _writable(path: str | None) -> Path | str | None:
     if path is None or path == "-":
         return path
     folder = Path(path).resolve().parent

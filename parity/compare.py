@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,8 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
     """Root mean square of a - b over the elements where both are finite; the others are `misplaced`'s."""
     a, b = wide(a), wide(b)
     both = np.isfinite(a) & np.isfinite(b)
-    return rms(a[both] - b[both])
+    # halves: the difference of two finite numbers may be infinite, and what is infinite would not be counted
+    return 2 * rms(a[both] / 2 - b[both] / 2)
 
 
 def misplaced(a: np.ndarray, b: np.ndarray) -> int:
@@ -45,8 +47,8 @@ def rounding(exact: np.ndarray, dtype: np.dtype) -> float:
 
 
 def pooled(values: Sequence[float]) -> float:
-    """Root mean square of one measure over several batches."""
-    return rms(np.asarray(values, np.float64))
+    """Root mean square of one measure over several batches; infinite if one of them is (`rms` would leave that out)."""
+    return rms(np.asarray(values, np.float64)) if all(map(math.isfinite, values)) else math.inf
 
 
 @dataclass(frozen=True)

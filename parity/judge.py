@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .bounds import Bound, accuracy_bound, float64_bound, zero_bound
+from .bounds import Bound, accuracy_bound, float64_bound, twin_bound, zero_bound
 from .compare import Arrays, Structure, distance, misplaced, pooled, rms, rounding, structure
 from .result import Row
 from .runs import is_float
@@ -74,7 +74,12 @@ class Judge:
         return frozenset(zero), rows
 
     def same_accuracy(
-        self, exact: Batches, low: Batches, precision: str, zero: frozenset[str] = frozenset(), roundings: int | None = None
+        self,
+        exact: Batches,
+        low: Batches,
+        precision: str,
+        zero: frozenset[str] = frozenset(),
+        roundings: int | None = None,
     ) -> list[Row]:
         """Each side's error against its own float64 run, the worse one bounded by the better (bounds.accuracy_bound)."""
         rows = self._broken(low, precision)
@@ -94,6 +99,21 @@ class Judge:
             )
             bound = Bound(bound.value, f"{self.labels[worse]} is further from its float64: {bound.derivation}")
             rows.append(self._row(low, name, precision, errors[worse], bound, values[1]))
+        return rows
+
+    def within_twins(
+        self, exact: Batches, low: Batches, twins: Sequence[Arrays], precision: str, zero: frozenset[str]
+    ) -> list[Row]:
+        """The candidate's distance from its float64 run against that of the reference's twins (bounds.twin_bound)."""
+        rows = self._broken(low, precision)
+        for name in low.names():
+            if name in zero or name not in exact.reference[0] or name not in exact.candidate[0]:
+                continue
+            truth, values = exact.reference[0][name], low.candidate[0][name]
+            envelope = max(_relative([each[name]], [truth]) for each in (low.reference[0], *twins))
+            bound = twin_bound(envelope, precision, self.roundings, len(twins))
+            measured = _relative([values], [exact.candidate[0][name]])
+            rows.append(self._row(low, name, precision, measured, bound, [values]))
         return rows
 
     def operation(
@@ -143,7 +163,16 @@ class Judge:
         shape, dtype = values[0].shape, values[0].dtype.name
         label = name if batches.kind in ("output", "operation") else f"{batches.kind} {name}"
         return Row(
-            label, group_of(batches.kind, name), self.labels, shape, dtype, stage, measured, bound.value, derivation, verdict
+            label,
+            group_of(batches.kind, name),
+            self.labels,
+            shape,
+            dtype,
+            stage,
+            measured,
+            bound.value,
+            derivation,
+            verdict,
         )
 
     def _broken(self, batches: Batches, stage: str) -> list[Row]:

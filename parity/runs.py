@@ -29,10 +29,13 @@ class Trained:
 
 
 def projection(name: str, shape: Sequence[int]) -> np.ndarray:
-    """The fixed random weights that turn an output into a loss: N(0, 1) / sqrt(size), every value exact in float32."""
+    """The fixed random signs, over the power of two nearest to sqrt(size), that turn an output into a loss.
+
+    Exact in every format, so that the projection adds no rounding of its own and is no low-precision constant.
+    """
     generator = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
-    draw = generator.standard_normal(tuple(shape)) / np.sqrt(max(1, int(np.prod(shape))))
-    return draw.astype(np.float32)
+    signs = generator.choice([-1.0, 1.0], tuple(shape))
+    return signs * 2.0 ** -round(np.log2(max(1, signs.size)) / 2)
 
 
 def is_float(array: np.ndarray) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .formats import FORMATS
 from .islands import Island
 from .pair import Jax, Pair, Side
 from .runs import Arrays, Run, Trained, is_float
@@ -108,3 +109,14 @@ def rounded(arrays: Arrays, precision: str) -> dict[str, np.ndarray]:
     return {
         name: array.astype(dtype).astype(np.float32) if is_float(array) else array for name, array in arrays.items()
     }
+
+
+def perturbed(weights: Arrays, precision: str, seed: Sequence[int]) -> dict[str, np.ndarray]:
+    """Weights moved by one unit in the last place of `precision`, up or down at random."""
+    generator = np.random.Generator(np.random.PCG64(seed))
+    ulp = 2 * FORMATS[precision].unit_roundoff
+    moved = {
+        name: (array * (1 + ulp * generator.choice([-1.0, 1.0], array.shape))).astype(np.float32)
+        for name, array in weights.items()
+    }
+    return rounded(moved, precision)

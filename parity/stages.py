@@ -16,10 +16,13 @@ from .options import Options
 from .pair import Pair
 from .result import Row
 from .runs import Arrays, Run, Trained
-from .sides import Sides, rounded
+from .sides import Sides, perturbed, rounded
 from .streams import STREAM_STEPS, gradient_streams, stream_start
 
 Progress = Callable[[str], None]
+
+#: Runs of the reference from weights one ulp away: two already bound clean training runs, four are recommended.
+TWINS = 4
 
 
 @dataclass
@@ -108,8 +111,7 @@ class Stages:
             self.progress(f"{precision}: optimizer steps")
             if narrow or trained is None:
                 trained = self.sides.train(weights, self.stepped, "float64")
-            steps = self.sides.train(weights, self.stepped, precision)
-            rows += self._step_accuracy("step", trained, steps, weights, precision, self.zero)
+            rows += self._step_accuracy(trained, weights, precision)
             rows += self._stream_accuracy(precision)
         if narrow:
             rows += self.single_operations(precision)
@@ -138,29 +140,32 @@ class Stages:
             rows += self.judge.operation(f"operation {operation.name}", exact, low, precision, bound)
         return rows
 
+    def _step_accuracy(self, exact: tuple[Trained, Trained], weights: Arrays, precision: str) -> list[Row]:
+        """The candidate's steps against the reference's and those of its twins, which start one ulp away."""
+        low = self.sides.train(weights, self.stepped, precision)
+        starts = [perturbed(weights, precision, [self.options.seed, index]) for index in range(TWINS)]
+        twins = [
+            _step_kinds("step", exact, self.sides.reference.train(start, self.stepped, precision), start)
+            for start in starts
+        ]
+        rows = []
+        reference, candidate = (_step_kinds("step", exact, each, weights) for each in low)
+        for index, ((truth, a), (_, b)) in enumerate(zip(reference, candidate, strict=True)):
+            nearby = [twin[index][1] for twin in twins]
+            rows += self.judge.within_twins(truth, Batches(truth.kind, [a], [b]), nearby, precision, self.zero)
+        return rows
+
     def _stream_accuracy(self, precision: str) -> list[Row]:
+        """The optimizers alone: nothing amplifies here, so that either side may be the yardstick."""
         start = rounded(stream_start(self.options.seed), precision)
         rows = []
         for name, drawn in gradient_streams(self.options.seed).items():
             stream = [rounded(gradient, precision) for gradient in drawn]
             exact, low = (self.sides.follow(start, stream, each) for each in ("float64", precision))
-            rows += self._step_accuracy(f"{name} stream", exact, low, start, precision, frozenset(), STREAM_STEPS)
-        return rows
-
-    def _step_accuracy(
-        self,
-        kind: str,
-        exact: tuple[Trained, Trained],
-        low: tuple[Trained, Trained],
-        start: Arrays,
-        precision: str,
-        zero: frozenset[str],
-        roundings: int | None = None,
-    ) -> list[Row]:
-        rows = []
-        reference, candidate = (_step_kinds(kind, exact, each, start) for each in low)
-        for (truth, a), (_, b) in zip(reference, candidate, strict=True):
-            rows += self.judge.same_accuracy(truth, Batches(truth.kind, [a], [b]), precision, zero, roundings)
+            reference, candidate = (_step_kinds(f"{name} stream", exact, each, start) for each in low)
+            for (truth, a), (_, b) in zip(reference, candidate, strict=True):
+                values = Batches(truth.kind, [a], [b])
+                rows += self.judge.same_accuracy(truth, values, precision, roundings=STREAM_STEPS)
         return rows
 
 

@@ -55,6 +55,8 @@ class TorchRunner:
 
             def backward(batch: Arrays) -> None:
                 self._backward(module, batch, precision, lifted)
+                for parameter in named.values():
+                    parameter.grad = _gradient(parameter)  # None would exempt it from the weight decay as well
 
             return self._steps(named, batches, backward)
 
@@ -154,8 +156,7 @@ def _project(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     for name, value in outputs.items():
         if value.is_floating_point():
             wide = torch.promote_types(value.dtype, torch.float32)
-            # float64 first: a float32 tensor here would be seen as an island of a float64 run
-            weights = torch.from_numpy(projection(name, value.shape).astype(np.float64)).to(value.device, wide)
+            weights = torch.from_numpy(projection(name, value.shape)).to(value.device, wide)
             terms.append(torch.sum(value.to(wide) * weights))
     return torch.sum(torch.stack(terms))
 

@@ -1,0 +1,5 @@
+"""`python -m parity` is the command `parity`."""
+
+from .cli import main
+
+main(prog_name="parity")

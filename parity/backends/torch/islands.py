@@ -1,0 +1,197 @@
+"""Values of lower precision inside a float64 PyTorch run: where they come in, and the same run without them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules import module as hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ...islands import Island, holds_float32, is_user_code
+
+_WIDE = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+
+
+@contextmanager
+def trace_islands(module: torch.nn.Module, side: str = "torchref") -> Iterator[list[Island]]:
+    """Record where a float64 run, forward and backward, drops to a lower precision.
+
+    Yields a list that fills in data order while the run goes on, one entry per module and, outside modules, per
+    function. Parameters and inputs may hold float32 numbers; a buffer or any other tensor that does was computed in
+    float32 and is reported as a constant.
+    """
+    trace = _Trace(module, side)
+    handles = [
+        module.register_forward_pre_hook(trace.take_inputs, with_kwargs=True),
+        hooks.register_module_forward_pre_hook(trace.enter),
+        hooks.register_module_forward_hook(trace.leave, always_call=True),
+    ]
+    try:
+        with trace:
+            yield trace.islands
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def lift() -> Iterator[None]:
+    """Run forward and backward with every lower-precision float in float64.
+
+    Casts and factories that ask for a lower type get float64, so does a factory that asks for none, and tensors that
+    exist already in a lower type are widened where they are read. An altered run, and labelled so: a table that was
+    computed in float32 keeps its rounded values. A float32 tensor that is written in place stays float32.
+    """
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Lift():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+class _Trace(TorchDispatchMode):
+    """Sees every operation below autograd; one whose result is low while no tensor it reads is low is an entry."""
+
+    def __init__(self, module: torch.nn.Module, side: str):
+        super().__init__()
+        self.side = side
+        self.islands: list[Island] = []
+        self._keys: set[tuple[bool, Any]] = set()
+        self._names = {id(child): name for name, child in module.named_modules()}
+        self._running: list[str] = []
+        self._known: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
+        self._inputs = {_key(tensor): f"input {name}" for name, tensor in module.named_parameters()}
+        self._buffers = {_key(tensor): name for name, tensor in module.named_buffers()}
+        self._forward: dict[int, tuple[str, _Line | None]] = {}  # autograd's sequence number -> place, line
+
+    def take_inputs(self, _: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """The outermost module's tensors: given, not computed."""
+        for name, tensor in [*enumerate(args), *kwargs.items()]:
+            if isinstance(tensor, torch.Tensor):
+                self._inputs.setdefault(_key(tensor), f"input {name}")
+
+    def enter(self, module: torch.nn.Module, _: Any) -> None:
+        """A module starts; one without a name (the root, or made on the way) leaves its caller's."""
+        self._running.append(self._names.get(id(module)) or (self._running[-1] if self._running else ""))
+
+    def leave(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+        """A module ends, by an error too."""
+        self._running.pop()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operands = [leaf for leaf in tree_leaves((args, kwargs)) if _is_float(leaf)]
+        place, line = self._origin()
+        for operand in operands:
+            self._meet(operand, place, line)
+        result = function(*args, **(kwargs or {}))
+        produced = [leaf for leaf in tree_leaves(result) if _is_float(leaf)]
+        if not any(operand.dtype in _WIDE for operand in operands):
+            for tensor in produced:
+                if tensor.dtype in _WIDE:
+                    self._add(str(function).removeprefix("aten."), tensor.dtype, place, line)
+        for tensor in produced:
+            self._remember(tensor)
+        return result
+
+    def _origin(self) -> tuple[str, _Line | None]:
+        """Module and line of the operation that runs; a backward one has those of its forward one."""
+        node = torch._C._current_autograd_node()
+        line = _user_line()
+        if node is not None and line is None:
+            return self._forward.get(node._sequence_nr(), ("", None))
+        place = self._running[-1] if self._running else ""
+        if node is None:
+            # an operation is dispatched after its node was numbered; what follows without a node must not take it over
+            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, (place, line))
+        return place, line
+
+    def _meet(self, tensor: torch.Tensor, place: str, line: _Line | None) -> None:
+        """A tensor that no operation made is an input, a parameter, a buffer or a constant."""
+        key = _key(tensor)
+        if key in self._known:
+            return
+        self._remember(tensor)
+        if key in self._inputs:
+            if tensor.dtype in _WIDE:
+                self._add("input", tensor.dtype, self._inputs[key], None)
+        elif tensor.dtype in _WIDE or (tensor.dtype == torch.float64 and _holds_float32(tensor)):
+            self._add("constant", tensor.dtype, self._buffers.get(key, place), line)
+
+    def _remember(self, tensor: torch.Tensor) -> None:
+        self._known.setdefault(_key(tensor), StorageWeakRef(tensor.untyped_storage()))
+
+    def _add(self, operation: str, dtype: torch.dtype, place: str, line: _Line | None) -> None:
+        """Report once per module and function; constants count apart, because they cannot be lifted."""
+        place = place or (line[0].co_qualname if line else "?")
+        constant = operation == "constant"
+        keys = {(constant, place), (constant, line[0])} if line else {(constant, place)}
+        if not keys & self._keys:
+            source = f"{Path(line[0].co_filename).name}:{line[1]}" if line else ""
+            self.islands.append(Island(self.side, place, operation, str(dtype).removeprefix("torch."), source))
+        self._keys |= keys
+
+
+class _Lift(TorchDispatchMode):
+    """Gives every operation float64 for the narrower floats it asks for, reads or makes."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.view.dtype:  # a reinterpretation of bits has no wider form
+            return function(*args, **(kwargs or {}))
+        schema = function._schema.arguments
+        written = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema]
+        args = [x if write else tree_map(_widen, x) for x, write in zip(args, written, strict=False)]
+        kwargs = {key: x if key == "out" else tree_map(_widen, x) for key, x in (kwargs or {}).items()}
+        result = function(*args, **kwargs)
+        return result if any(written) else tree_map(_widen, result)
+
+
+_Line = tuple[CodeType, int]
+
+
+def _user_line() -> _Line | None:
+    """The innermost frame of the model's own code; None inside a backward pass that runs no Python of the model."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_engine_run_backward":
+            return None
+        if is_user_code(frame.f_code.co_filename):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _is_float(leaf: Any) -> bool:
+    if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
+        return False
+    return leaf.is_floating_point() or leaf.is_complex()
+
+
+def _holds_float32(tensor: torch.Tensor) -> bool:
+    return holds_float32(tensor.detach().reshape(-1).cpu().numpy())
+
+
+def _widen(x: Any) -> Any:
+    """A dtype or a tensor in float64."""
+    if isinstance(x, torch.dtype):
+        return _WIDE.get(x, x)
+    return x.to(_WIDE[x.dtype]) if isinstance(x, torch.Tensor) and x.dtype in _WIDE else x
