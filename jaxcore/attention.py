@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -59,8 +59,8 @@ def attend_fused(
 ) -> Float[Array, "b t n h"]:
     """The same function by `jax.nn.dot_product_attention`; `seen` None means causal without padding or window.
 
-    Differs: the library lets a query that sees no key average every value, here the result is zeroed; and it rounds its
-    softmax to float32 whatever the operands are, so that float64 goes through `attend`.
+    Differs: the library lets a query that sees no key average every value, here the result is zeroed. It rounds its
+    softmax to float32 whatever the operands are, and cannot be compiled for float16 on a CPU: those two take `attend`.
     """
     implementation = fused_implementation(q.dtype)
     if implementation == "einsum":
@@ -73,12 +73,11 @@ def attend_fused(
     return jnp.where(some, mixed, 0)
 
 
-def fused_implementation(dtype: Any) -> str:
-    """What `attend_fused` runs here: cuDNN's flash attention on a GPU in 16 bits, `attend` in float64, else XLA."""
-    if jnp.dtype(dtype) == jnp.dtype(jnp.float64):
-        return "einsum"
-    half = jnp.dtype(dtype) in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
-    return "cudnn" if half and jax.default_backend() == "gpu" else "xla"
+def fused_implementation(dtype: Any) -> Literal["cudnn", "xla", "einsum"]:
+    """What `attend_fused` runs here: on a GPU in 16 bits cuDNN's flash attention, elsewhere XLA's or `attend`."""
+    if jnp.dtype(dtype).itemsize == 2 and jax.default_backend() == "gpu":
+        return "cudnn"
+    return "xla" if dtype in (jnp.bfloat16, jnp.float32) else "einsum"
 
 
 class Attention(nnx.Module):
@@ -105,5 +104,8 @@ class Attention(nnx.Module):
         if rope is not None:
             q = rotate(q, *rope, self.config.rope_layout)
             k = rotate(k, *rope, self.config.rope_layout)
-        mixed = attend_fused(q, k, v, seen) if self.config.kernel == "fused" else attend(q, k, v, seen)
+        if seen is None or self.config.kernel == "fused":
+            mixed = attend_fused(q, k, v, seen)
+        else:
+            mixed = attend(q, k, v, seen)
         return self.o_proj(mixed, "b t n h, n h d -> b t d")

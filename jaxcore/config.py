@@ -112,6 +112,9 @@ class ModelConfig:
                 raise ValueError(
                     f"{name}: one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}; choose one of them"
                 )
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: True or False, got {getattr(self, name)!r}; correct it")
         if self.window is not None:
             _whole("window", self.window, 1)
         if self.position == "rope":
@@ -177,3 +180,17 @@ _CHOICES: dict[str, Any] = {
     "head": Head,
     "kernel": Kernel,
 }
+
+_FLAGS = (
+    "qk_norm",
+    "causal",
+    "qkv_bias",
+    "o_bias",
+    "mlp_bias",
+    "embedding_norm",
+    "embedding_scale",
+    "final_norm",
+    "pooler",
+    "scan_layers",
+    "recompute",
+)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,14 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from .precision import at_least_float32
 
-Rate = float | optax.Schedule
+Rate: TypeAlias = float | Array
+Schedule: TypeAlias = Callable[[Any], Any]
 
 
 class AdamState(NamedTuple):
     """Steps taken, first and second moments in the type of the parameters (torch.optim: step, exp_avg, exp_avg_sq)."""
 
-    count: Int[Array, ""]
+    count: Int[Array, ""]  # type: ignore[assignment]  # hides tuple.count, as optax's own states do
     mu: PyTree
     nu: PyTree
 
@@ -83,7 +85,9 @@ def adamw_update(
 class SGD(optax.GradientTransformation):
     """theta - learning_rate g; a schedule is read at the number of steps already taken."""
 
-    def __new__(cls, learning_rate: Rate = 1e-3) -> SGD:
+    def __new__(cls, learning_rate: Rate | Schedule = 1e-3) -> SGD:
+        require_not_negative(learning_rate=learning_rate)
+
         def init(params: PyTree) -> Int[Array, ""]:
             return jnp.zeros((), jnp.int32)
 
@@ -97,18 +101,21 @@ class SGD(optax.GradientTransformation):
 class AdamW(optax.GradientTransformation):
     """Adam with decoupled weight decay, the moments stored in the type of the parameters.
 
+    `optax.inject_hyperparams` moves `learning_rate`; name the others in its `static_args`.
+
     Differs: optax.adamw decays by 1e-4 by default, torch.optim.AdamW by 1e-2 as here.
     """
 
     def __new__(
         cls,
-        learning_rate: Rate = 1e-3,
+        learning_rate: Rate | Schedule = 1e-3,
         b1: float = 0.9,
         b2: float = 0.999,
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> AdamW:
-        check_hyperparameters(learning_rate, b1, b2, eps, weight_decay)
+        require_fraction(b1=b1, b2=b2)
+        require_not_negative(learning_rate=learning_rate, eps=eps, weight_decay=weight_decay)
 
         def init(params: PyTree) -> AdamState:
             zeros = jax.tree.map(jnp.zeros_like, params)
@@ -137,20 +144,25 @@ class AdamW(optax.GradientTransformation):
 class Adam(AdamW):
     """AdamW without decay."""
 
-    def __new__(cls, learning_rate: Rate = 1e-3, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Adam:
+    def __new__(
+        cls, learning_rate: Rate | Schedule = 1e-3, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+    ) -> Adam:
         return super().__new__(cls, learning_rate, b1, b2, eps, weight_decay=0.0)
 
 
-def check_hyperparameters(learning_rate: Rate, b1: float, b2: float, eps: float, weight_decay: float) -> None:
-    """Raises ValueError for values that the equations do not allow."""
-    for name, value in (("b1", b1), ("b2", b2)):
+def require_fraction(**values: float) -> None:
+    """Raises ValueError for what is not in (0, 1)."""
+    for name, value in values.items():
         if not 0 < value < 1:
             raise ValueError(f"{name}: in (0, 1), got {value}; 0.9 and 0.999 are usual")
-    rate = 0.0 if callable(learning_rate) else learning_rate
-    for name, value in (("learning_rate", rate), ("eps", eps), ("weight_decay", weight_decay)):
-        if not value >= 0:
+
+
+def require_not_negative(**values: Rate | Schedule) -> None:
+    """Raises ValueError for a negative number or NaN; schedules and arrays are not looked into."""
+    for name, value in values.items():
+        if isinstance(value, int | float) and not value >= 0:
             raise ValueError(f"{name}: must not be negative, got {value}; correct it")
 
 
-def _rate(learning_rate: Rate, count: Int[Array, ""]) -> Any:
+def _rate(learning_rate: Rate | Schedule, count: Int[Array, ""]) -> Any:
     return learning_rate(count) if callable(learning_rate) else learning_rate

@@ -109,7 +109,7 @@ def initial_parameters(
     """Starting values from NumPy's PCG64, a stream of its own per tensor, so that adding one leaves the others alone.
 
     With `randomise_constants` biases and gains move off zero and one by N(0, 0.1): a bias that is zero hides that it is
-    missing, a gain that is one hides which norm it belongs to (facts of the harness: three in 25 faults need this).
+    missing, a gain that is one hides which norm it belongs to.
     `scan_layers` stacks the layers (`stack_layers`).
     """
     values = {}
@@ -129,9 +129,12 @@ def stack_layers(parameters: Mapping[str, Any]) -> dict[str, Any]:
         if not name.startswith("layers."):
             stacked[name] = value
             continue
-        _, _, rest = name.split(".", 2)
-        stacked.setdefault(f"layers.{rest}", []).append(value)
-    return {name: np.stack(value) if isinstance(value, list) else value for name, value in stacked.items()}
+        _, layer, rest = name.split(".", 2)
+        stacked.setdefault(f"layers.{rest}", {})[int(layer)] = value
+    for name, layers in stacked.items():
+        if name.startswith("layers."):
+            stacked[name] = np.stack([layers[layer] for layer in sorted(layers)])  # by number: "10" sorts before "2"
+    return stacked
 
 
 def unstack_layers(parameters: Mapping[str, Any]) -> dict[str, Any]:

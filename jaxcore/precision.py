@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 
-def at_least_float32(dtype: jnp.dtype) -> jnp.dtype:
+def at_least_float32(dtype: DTypeLike) -> jnp.dtype:
     """float32 for the 16-bit formats, the type itself otherwise: a float64 run stays float64."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def einsum(x: Float[Array, "..."], y: Float[Array, "..."], pattern: str, accumulate: jnp.dtype) -> Float[Array, "..."]:
+def einsum(x: Float[Array, "..."], y: Float[Array, "..."], pattern: str, accumulate: DTypeLike) -> Float[Array, "..."]:
     """The product of two operands by an einops pattern of one-letter axes, accumulated and returned in `accumulate`.
 
     XLA takes 16-bit operands as they are and accumulates in the type asked for (`preferred_element_type`).
@@ -20,7 +21,7 @@ def einsum(x: Float[Array, "..."], y: Float[Array, "..."], pattern: str, accumul
 
 
 def matmul(
-    x: Float[Array, "*b d"], w: Float[Array, "d f"], accumulate: jnp.dtype = jnp.float32
+    x: Float[Array, "*b d"], w: Float[Array, "d f"], accumulate: DTypeLike = jnp.float32
 ) -> Float[Array, "*b f"]:
     """y = x w with at least `accumulate` inside, rounded once to the type of x.
 

@@ -95,7 +95,9 @@ def shrink(config: ModelConfig) -> ModelConfig:
     groups = min(2, config.num_heads // config.kv_heads)
     kv_heads = min(2, config.kv_heads)
     d_head = 16
-    d_model = 64 if config.num_heads * config.head_width != config.d_model else groups * kv_heads * d_head
+    d_model = groups * kv_heads * d_head
+    if config.num_heads * config.head_width != config.d_model:
+        d_model = 3 * d_model // 4  # heads of a width of their own keep it
     scaling = config.rope_scaling
     return replace(
         config,

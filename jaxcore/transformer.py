@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from einops import repeat
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .attention import Rope, visible
 from .block import Block
@@ -37,19 +39,22 @@ class Transformer(nnx.Module):
     Args:
         config: which model.
         parameters: every tensor by name as `parameter_table(config)` lists them, in the type to compute in
-            (`initial_parameters(config, seed)` makes them).
+            (`initial_parameters(config, seed)` makes them); the model takes copies.
+
+    Raises:
+        ValueError: a name or shape is not the config's (`check_parameters`); more tokens than learned positions.
     """
 
-    def __init__(self, config: ModelConfig, parameters: Mapping[str, Array]):
+    def __init__(self, config: ModelConfig, parameters: Mapping[str, Array | np.ndarray]):
         check_parameters(config, parameters)
-        tree = nest({name: jnp.asarray(value) for name, value in parameters.items()})
+        tree = nest({name: jnp.array(value) for name, value in parameters.items()})
         self.config = config
         self.token_embedding = Embedding(tree["token_embedding"])
         self.position_embedding = Embedding(tree["position_embedding"]) if config.position == "learned" else None
         self.type_embedding = Embedding(tree["type_embedding"]) if config.token_types else None
         self.embedding_norm = Norm(config, tree["embedding_norm"]) if config.embedding_norm else None
         if config.scan_layers:
-            self.layers = Block(config, tree["layers"])
+            self.layers: Any = Block(config, tree["layers"])
         else:
             self.layers = nnx.List(Block(config, tree["layers"][str(layer)]) for layer in range(config.num_layers))
         self.final_norm = Norm(config, tree["final_norm"]) if config.final_norm else None
@@ -68,12 +73,14 @@ class Transformer(nnx.Module):
         `padding` is True at real tokens; `types` default to 0, `positions` to 0, 1, 2 ...
         """
         config = self.config
+        length = tokens.shape[1]
+        if config.position == "learned" and positions is None and length > config.max_seq_len:
+            raise ValueError(f"tokens: at most max_seq_len {config.max_seq_len} positions, got {length}; cut the text")
         if positions is None:
-            positions = repeat(jnp.arange(tokens.shape[1]), "t -> b t", b=tokens.shape[0])
+            positions = repeat(jnp.arange(length), "t -> b t", b=tokens.shape[0])
         x = self.embed(tokens, types, positions)
         rope = rope_table(config, positions, at_least_float32(x.dtype)) if config.position == "rope" else None
         plain = config.kernel == "fused" and config.causal and config.window is None and padding is None
-        length = tokens.shape[1]
         seen = None if plain else visible(length, length, config.causal, config.window, padding)
         x = self.run_layers(x, seen, rope)
         if self.final_norm is not None:
@@ -111,7 +118,7 @@ class Transformer(nnx.Module):
     ) -> Float[Array, "b t d"]:
         """Every block in turn: a loop, or one scan over stacked parameters; recomputed backward if asked."""
 
-        def run(graph: nnx.GraphDef, state: nnx.State, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        def run(graph: nnx.GraphDef, state: PyTree, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
             return nnx.merge(graph, state)(x, seen, rope)
 
         if self.config.recompute:

@@ -1,4 +1,4 @@
-"""A PyTorch program that asks for float32 by name, run in float64 instead: transformers does so in norms and softmax."""
+"""A PyTorch program that asks for float32 by name, run in float64: transformers does so in norms and softmax."""
 
 from __future__ import annotations
 

@@ -107,5 +107,8 @@ class Attention(nn.Module):
         if rope is not None:
             q = rotate(q, *rope, self.config.rope_layout)
             k = rotate(k, *rope, self.config.rope_layout)
-        mixed = attend_fused(q, k, v, seen) if self.config.kernel == "fused" else attend(q, k, v, seen)
+        if seen is None or self.config.kernel == "fused":
+            mixed = attend_fused(q, k, v, seen)
+        else:
+            mixed = attend(q, k, v, seen)
         return self.o_proj(mixed, "b t n h, n h d -> b t d")

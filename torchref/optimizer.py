@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 from .precision import at_least_float32
 
-Rate = float
+Rate: TypeAlias = float | Tensor
 
 
 def sgd_update(gradient: Float[Tensor, "*p"], learning_rate: Rate) -> Float[Tensor, "*p"]:
@@ -74,6 +74,7 @@ class SGD(torch.optim.Optimizer):
     """theta - learning_rate g; the group's "lr" is what torch.optim.lr_scheduler moves."""
 
     def __init__(self, params: ParamsT, learning_rate: Rate = 1e-3):
+        require_not_negative(learning_rate=learning_rate)
         super().__init__(params, {"lr": learning_rate})
 
     @torch.no_grad()
@@ -104,7 +105,8 @@ class AdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ):
-        check_hyperparameters(learning_rate, b1, b2, eps, weight_decay)
+        require_fraction(b1=b1, b2=b2)
+        require_not_negative(learning_rate=learning_rate, eps=eps, weight_decay=weight_decay)
         super().__init__(params, {"lr": learning_rate, "b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -140,13 +142,17 @@ class Adam(AdamW):
         super().__init__(params, learning_rate, b1, b2, eps, weight_decay=0.0)
 
 
-def check_hyperparameters(learning_rate: Rate, b1: float, b2: float, eps: float, weight_decay: float) -> None:
-    """Raises ValueError for values that the equations do not allow."""
-    for name, value in (("b1", b1), ("b2", b2)):
+def require_fraction(**values: float) -> None:
+    """Raises ValueError for what is not in (0, 1)."""
+    for name, value in values.items():
         if not 0 < value < 1:
             raise ValueError(f"{name}: in (0, 1), got {value}; 0.9 and 0.999 are usual")
-    for name, value in (("learning_rate", learning_rate), ("eps", eps), ("weight_decay", weight_decay)):
-        if not value >= 0:
+
+
+def require_not_negative(**values: Rate) -> None:
+    """Raises ValueError for a negative number or NaN; schedules and arrays are not looked into."""
+    for name, value in values.items():
+        if isinstance(value, int | float) and not value >= 0:
             raise ValueError(f"{name}: must not be negative, got {value}; correct it")
 
 
