@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange, reduce
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from .config import ModelConfig
@@ -26,7 +27,7 @@ def visible(
     """Which keys each query sees: none after it if causal, none `window` or more away, none that is padding (False)."""
     query = rearrange(jnp.arange(t), "t -> 1 t 1")
     key = rearrange(jnp.arange(s), "s -> 1 1 s")
-    seen = key <= query if causal else key < s + 0 * query
+    seen = (key <= query) | (not causal)
     if window is not None:
         seen = seen & (query - key < window) & (key - query < window)
     if padding is not None:
@@ -60,24 +61,28 @@ def attend_fused(
     """The same function by `jax.nn.dot_product_attention`; `seen` None means causal without padding or window.
 
     Differs: the library lets a query that sees no key average every value, here the result is zeroed. It rounds its
-    softmax to float32 whatever the operands are, and cannot be compiled for float16 on a CPU: those two take `attend`.
+    softmax to float32 whatever the operands are, so that float64 takes `attend`; and outside cuDNN its backward pass
+    rounds inside in 16 bits (and float16 does not compile on a CPU), so that those are widened and rounded once.
     """
-    implementation = fused_implementation(q.dtype)
+    dtype = q.dtype
+    implementation = fused_implementation(dtype)
     if implementation == "einsum":
         return attend(q, k, v, visible(q.shape[1], k.shape[1], True, None, None) if seen is None else seen)
+    if implementation == "xla":
+        q, k, v = (x.astype(at_least_float32(dtype)) for x in (q, k, v))
     if seen is None:
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation).astype(dtype)
     some = reduce(seen, "b t s -> b t 1 1", "max")
     mask = rearrange(seen, "b t s -> b 1 t s") | rearrange(~some, "b t 1 1 -> b 1 t 1")
     mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
-    return jnp.where(some, mixed, 0)
+    return jnp.where(some, mixed, 0).astype(dtype)
 
 
-def fused_implementation(dtype: Any) -> Literal["cudnn", "xla", "einsum"]:
-    """What `attend_fused` runs here: on a GPU in 16 bits cuDNN's flash attention, elsewhere XLA's or `attend`."""
+def fused_implementation(dtype: DTypeLike) -> Literal["cudnn", "xla", "einsum"]:
+    """What `attend_fused` runs here: cuDNN's flash attention on a GPU in 16 bits, `attend` in float64, else XLA's."""
     if jnp.dtype(dtype).itemsize == 2 and jax.default_backend() == "gpu":
         return "cudnn"
-    return "xla" if dtype in (jnp.bfloat16, jnp.float32) else "einsum"
+    return "einsum" if jnp.dtype(dtype) == jnp.float64 else "xla"
 
 
 class Attention(nnx.Module):

@@ -26,7 +26,7 @@ def visible(
     """Which keys each query sees: none after it if causal, none `window` or more away, none that is padding (False)."""
     query = rearrange(torch.arange(t, device=device), "t -> 1 t 1")
     key = rearrange(torch.arange(s, device=device), "s -> 1 1 s")
-    seen = key <= query if causal else key < s + 0 * query
+    seen = (key <= query) | (not causal)
     if window is not None:
         seen = seen & (query - key < window) & (key - query < window)
     if padding is not None:
@@ -59,22 +59,26 @@ def attend_fused(
 ) -> Float[Tensor, "b t n h"]:
     """The same function by `F.scaled_dot_product_attention`; `seen` None means causal without padding or window.
 
-    Differs: backends give a query that sees no key zeros or NaN; here it reads every one and the result is zeroed.
+    Differs: backends give a query that sees no key zeros or NaN; here it reads every one and the result is zeroed. The
+    CPU's kernel rounds inside its backward pass in 16 bits, so that those are widened and rounded once.
     """
+    dtype = q.dtype
+    if q.device.type == "cpu":
+        q, k, v = (x.to(at_least_float32(dtype)) for x in (q, k, v))
     q = rearrange(q, "b t n h -> b n t h")
     k = rearrange(k, "b s k h -> b k s h")
     v = rearrange(v, "b s k h -> b k s h")
     grouped = q.shape[1] != k.shape[1]
     if seen is None:
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        return rearrange(mixed, "b n t h -> b t n h")
+        return rearrange(mixed, "b n t h -> b t n h").to(dtype)
     some = reduce(seen, "b t s -> b t 1 1", "max")
     mask = rearrange(seen, "b t s -> b 1 t s") | rearrange(~some, "b t 1 1 -> b 1 t 1")
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
-    return torch.where(some, rearrange(mixed, "b n t h -> b t n h"), 0)
+    return torch.where(some, rearrange(mixed, "b n t h -> b t n h"), 0).to(dtype)
 
 
-def fused_implementation(dtype: Any) -> str:
+def fused_implementation(dtype: torch.dtype) -> str:
     """What `attend_fused` runs here: on a CPU the flash kernel, on CUDA the first backend that takes the call."""
     if not torch.cuda.is_available():
         return "flash (CPU)"
