@@ -6,20 +6,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .check import check
     from .errors import ParityError, ParityUsageError
     from .islands import Island
     from .options import Options
     from .pair import Jax, Operation, Pair, Torch
     from .result import Result, Row
+    from .verdict import check
 
 _HOME = {
-    "check": ("check",),
     "options": ("Options",),
     "errors": ("ParityError", "ParityUsageError"),
     "islands": ("Island",),
     "pair": ("Jax", "Operation", "Pair", "Torch"),
     "result": ("Result", "Row"),
+    "verdict": ("check",),
 }
 
 __all__ = [
@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:
     for module, names in _HOME.items():
         if name in names:
             value = getattr(import_module(f".{module}", __name__), name)
-            globals()[name] = value  # `parity.check` is the function, although a module has that name too
+            globals()[name] = value
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
 
 from .formats import FORMATS
 
-#: Slack of the float64 rule. Clean models needed at most 5.3 (228 of them); 32 leaves six times that.
+#: Slack of the float64 rule: a convention; clean models needed at most a third of it (CHANGELOG, "Numerics").
 FLOAT64_SLACK = 32
 #: Ratio between the unit roundoffs of float64 and float32: by how much rounding errors shrink.
 FLOAT64_TO_FLOAT32 = 2.0**-29
@@ -19,10 +22,8 @@ FLOAT64_TO_FLOAT32 = 2.0**-29
 FLOAT64_FLOOR = 4 * FORMATS["float64"].unit_roundoff
 #: A side may be this much less accurate than the other: a convention, not a derivation.
 LESS_ACCURATE = 2
-#: Standard normal quantile of one false alarm in a million.
-FALSE_ALARM_Z = 4.75
-#: Share of the errors in a tensor that count as independent: a convention (neighbours share their inputs).
-INDEPENDENT_SHARE = 0.25
+#: How often a rule may be wrong about two equally accurate sides.
+FALSE_ALARMS = 1e-6
 #: Slack over the widest twin: a convention; 1 alarms on clean training runs.
 TWIN_SLACK = 3
 #: Slack over the root-mean-square growth of rounding errors along the longest path: a convention.
@@ -37,77 +38,116 @@ class Bound:
     derivation: str
 
 
-def float64_bound(error32: float) -> Bound:
+NO_FLOOR = Bound(0.0, "no floor")
+
+
+@cache
+def chance(errors: int) -> float:
+    """How far two root mean squares over `errors` independent errors of one size may lie apart.
+
+    The logarithm y of their ratio has the density sech(y)^errors (Fisher's z with equal degrees of freedom). The ratio
+    returned is exceeded, in the one direction or the other, FALSE_ALARMS of the time: it is 1.3 million for one error,
+    9.5 for eight, 1.2 for a thousand.
+    """
+    # beyond 40 standard deviations, or exp(40) for the heavy tails of few errors, nothing is left of the density
+    y = np.linspace(0.0, 40 / math.sqrt(errors), 20_001)
+    density = np.exp(-errors * np.log(np.cosh(y)))
+    beyond = np.cumsum(density[::-1])[::-1] / density.sum()
+    return float(np.exp(y[np.argmax(beyond <= FALSE_ALARMS)]))
+
+
+def float64_bound(error32: float, errors: int) -> Bound:
     """For the relative distance of the two float64 runs, from the reference's own relative error in float32.
 
-    Rounding errors shrink with the unit roundoff, so that the same computation in float64 is off by 2^-29 of what float32
-    is off; a different function does not shrink. Calibrated: the measured value was 0.96 (median) to 5.3 (maximum) times
-    error32 x 2^-29 on clean models.
+    Rounding errors shrink with the unit roundoff, so that the same computation in float64 is off by 2^-29 of what
+    float32 is off; a different function does not shrink. Where few errors are pooled, float32 may have been lucky: then
+    `chance` takes the place of the convention.
+
+    Args:
+        error32: root mean square error of the reference's float32 run over the root mean square of the exact tensor.
+        errors: how many independent errors it was taken over.
     """
+    slack = max(FLOAT64_SLACK, chance(errors))
+    why = "convention" if slack == FLOAT64_SLACK else f"chance over {errors} errors"
     return Bound(
-        max(FLOAT64_SLACK * error32 * FLOAT64_TO_FLOAT32, FLOAT64_FLOOR),
-        f"{FLOAT64_SLACK} x float32 error {error32:.2g} x 2^-29, at least 4 x 2^-53",
+        max(slack * error32 * FLOAT64_TO_FLOAT32, FLOAT64_FLOOR),
+        f"{slack:.3g} ({why}) x float32 error {error32:.2g} x 2^-29, at least 4 x 2^-53",
     )
 
 
 def zero_bound(error32: float) -> Bound:
-    """For a gradient that may be zero in theory: the float64 rule with zero as the other side.
+    """For the norm of a gradient that may be zero in theory, from the absolute error of the reference's float32 run.
 
-    The norm of a true gradient is the same in every precision; what is only rounding noise shrinks with it.
+    Rounding noise shrinks by 2^29 between float32 and float64, the norm of a true gradient not at all. The border
+    stands halfway, at 2^-14.5: a factor of 23,000 from either.
     """
     return Bound(
-        FLOAT64_SLACK * error32 * FLOAT64_TO_FLOAT32,
-        f"zero in theory: at most {FLOAT64_SLACK} x its float32 noise {error32:.2g} x 2^-29",
+        error32 * math.sqrt(FLOAT64_TO_FLOAT32),
+        f"zero in theory: at most its float32 noise {error32:.2g} x 2^-14.5, halfway from noise to a value",
     )
 
 
-def accuracy_bound(other_error: float, rounded: float, dtype: str, roundings: int, elements: int) -> Bound:
-    """For one side's relative error against its own float64 run: rule B, or the unit-roundoff floor if that is larger.
+def path_floor(dtype: str, roundings: int) -> Bound:
+    """What any computation may be off by: rounding errors along the longest path, of independent sign.
 
-    Rule B: at most LESS_ACCURATE times the other side's error, plus one rounding of the result. Two equally accurate sides
-    differ by chance as well; the ratio of two root mean squares over m errors stays below exp(z / sqrt(m)) (Fisher's z),
-    z = 4.75 for one false alarm in a million.
+    They grow like u sqrt(roundings) (Higham and Mary 2019). None for 16-bit formats, whose results are rounded far more
+    coarsely than the float32 sums inside them.
 
-    The floor: rounding errors of independent sign along the longest path grow like u sqrt(roundings) (Higham and Mary
-    2019). Only for float32: 16-bit results are rounded far more coarsely than the float32 sums inside them.
+    Args:
+        dtype: the working precision.
+        roundings: products added along the longest path.
+    """
+    if dtype not in ("float32", "float64"):
+        return NO_FLOOR
+    value = PATH_SLACK * FORMATS[dtype].unit_roundoff * math.sqrt(roundings)
+    return Bound(value, f"{PATH_SLACK} (convention) x u x sqrt({roundings} roundings)")
+
+
+def optimizer_floor() -> Bound:
+    """What any optimizer may be off by: the bias correction 1 - b^t, evaluated in float32.
+
+    Rounding b alone changes 1 - b by u / (1 - b) of itself, a thousand times u for the usual b = 0.999, and the step by
+    half of that. optax does so in every precision; torch.optim and both optimizers of this project keep the digits.
+    """
+    value = FORMATS["float32"].unit_roundoff / (1 - 0.999) / 2
+    return Bound(value, "half of u / (1 - 0.999): 1 - b^t may be evaluated in float32")
+
+
+def accuracy_bound(other_error: float, rounded: float, errors: int, floor: Bound) -> Bound:
+    """For one side's relative error against its own float64 run: rule B, or a floor if that is larger.
+
+    Rule B: at most LESS_ACCURATE times the other side's error, plus one rounding of the result. Two equally accurate
+    sides differ by `chance` as well.
 
     Args:
         other_error: relative root mean square error of the more accurate side.
         rounded: relative root mean square error of rounding the exact result once.
-        dtype: the working precision.
-        roundings: products added along the longest path.
-        elements: how many errors the two figures were taken over.
+        errors: how many independent errors the two figures were taken over.
+        floor: what is never too much.
     """
-    chance = math.exp(FALSE_ALARM_Z / math.sqrt(max(elements * INDEPENDENT_SHARE, 1)))
-    relative = LESS_ACCURATE * chance * other_error + rounded
-    path = path_floor(dtype, roundings)
-    if relative >= path:
-        factor = LESS_ACCURATE * chance
-        return Bound(
-            relative,
-            f"{factor:.2g} (convention {LESS_ACCURATE} x chance) x the other's error {other_error:.2g} + one rounding",
-        )
-    return Bound(path, f"{PATH_SLACK} (convention) x u x sqrt({roundings} roundings)")
+    factor = LESS_ACCURATE * chance(errors)
+    relative = factor * other_error + rounded
+    if relative < floor.value:
+        return floor
+    return Bound(
+        relative,
+        f"{factor:.2g} (convention {LESS_ACCURATE} x chance) x the other's error {other_error:.2g} + one rounding",
+    )
 
 
-def twin_bound(envelope: float, dtype: str, roundings: int, twins: int) -> Bound:
+def twin_bound(envelope: float, twins: int, errors: int, floor: Bound) -> Bound:
     """For optimizer steps at a working precision: training amplifies rounding, by an amount that only training shows.
 
-    Adam turns noise in a small gradient into a whole step, and the next gradient is taken there. So the yardstick is the
-    reference itself, started from weights moved by one unit in the last place: the widest distance of these twins (and of
-    the reference) from its float64 run.
+    Adam turns noise in a small gradient into a whole step, and the next gradient is taken there. So the yardstick is
+    the reference itself, started from weights moved by one unit in the last place: the widest distance of these twins
+    (and of the reference) from its float64 run. Few independent errors may have been lucky in every twin: then `chance`
+    takes the place of the convention.
     """
-    path = path_floor(dtype, roundings)
-    if TWIN_SLACK * envelope >= path:
-        return Bound(
-            TWIN_SLACK * envelope,
-            f"{TWIN_SLACK} (convention) x {envelope:.2g}, the widest of the reference and {twins} twins one ulp away",
-        )
-    return Bound(path, f"{PATH_SLACK} (convention) x u x sqrt({roundings} roundings)")
-
-
-def path_floor(dtype: str, roundings: int) -> float:
-    """The unit-roundoff floor; zero for 16-bit formats, which round far more coarsely than the float32 sums inside them."""
-    if dtype not in ("float32", "float64"):
-        return 0.0
-    return PATH_SLACK * FORMATS[dtype].unit_roundoff * math.sqrt(roundings)
+    slack = max(TWIN_SLACK, chance(errors))
+    if slack * envelope < floor.value:
+        return floor
+    why = "convention" if slack == TWIN_SLACK else f"chance over {errors} errors"
+    return Bound(
+        slack * envelope,
+        f"{slack:.3g} ({why}) x {envelope:.2g}, the widest of the reference and {twins} twins one ulp away",
+    )

@@ -18,6 +18,8 @@ INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: Python's own 1 would say FAIL
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
+COMPLETION = "_PARITY_COMPLETE"  # set by the shell while it completes a word
+
 #: The extra that brings a package, for the message when it is missing.
 EXTRAS = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "flax": "jax", "optax": "jax"}
 
@@ -42,7 +44,7 @@ class Whole(click.ParamType):
         return number
 
 
-class OneOf(click.Choice):  # type: ignore[type-arg]
+class OneOf(click.Choice):
     """A word of a list."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -59,11 +61,16 @@ class Commands(click.Group):
 
     def main(self, args: Sequence[str] | None = None, **kwargs: Any) -> NoReturn:  # type: ignore[override]
         """Runs a command and exits."""
+        if COMPLETION in os.environ:
+            super().main(args, **kwargs)
         arguments = list(sys.argv[1:] if args is None else args)
-        debug = "--debug" in arguments
         try:
-            status = super().main(arguments, **{**kwargs, "standalone_mode": False})
+            # not click's own main: that turns a closed pipe into status 1, which is FAIL here
+            with self.make_context("parity", list(arguments)) as context:
+                status = self.invoke(context)
             sys.stdout.flush()
+        except click.exceptions.Exit as stopped:  # after --help and --version
+            status = stopped.exit_code
         except BrokenPipeError:
             # whoever read this has gone (`| head`): the flush at exit must not complain about it again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,9 +78,9 @@ class Commands(click.Group):
         except (click.Abort, KeyboardInterrupt):
             _stop("interrupted: a check runs to its end, got Ctrl-C; nothing was written, run it again", INTERRUPTED)
         except Exception as error:
-            if debug:
+            if "--debug" in arguments:
                 traceback.print_exc()
-            _stop(*explain(error))
+            _stop(*explain(error, arguments))
         sys.exit(status if isinstance(status, int) else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -88,15 +95,15 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def explain(error: Exception) -> tuple[str, int]:
+def explain(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     """One line `<what>: <rule>, got <value>; <what to do>` and the exit status for whatever stopped a command."""
     if isinstance(error, ValueError):
         return str(error), USAGE_ERROR
     if isinstance(error, click.ClickException):
-        return _explain_click(error), USAGE_ERROR
+        return _explain_click(error, arguments), USAGE_ERROR
     if isinstance(error, ImportError):
         name = (error.name or "").partition(".")[0] or "a package"
-        install = f'pip install -c constraints.txt -e ".[{EXTRAS.get(name, "all")}]"'
+        install = f'python -m pip install -c constraints.txt -e ".[{EXTRAS.get(name, "all")}]"'
         return f"{name}: must be importable for this command, got {error}; {install}", USAGE_ERROR
     if isinstance(error, OSError):
         place = error.filename or "file"
@@ -107,8 +114,8 @@ def explain(error: Exception) -> tuple[str, int]:
     return f"parity: no error of its own, got {what}; run again with --debug and report it", INTERNAL_ERROR
 
 
-def _explain_click(error: click.ClickException) -> str:
-    command = getattr(getattr(error, "ctx", None), "command_path", None) or "parity"
+def _explain_click(error: click.ClickException, arguments: Sequence[str]) -> str:
+    command = f"parity {arguments[0]}" if arguments[0] in main.commands else "parity"
     see = f"see {command} --help"
     if isinstance(error, click.NoSuchOption):
         near = f"did you mean {' or '.join(error.possibilities)}?" if error.possibilities else see
@@ -121,7 +128,9 @@ def _explain_click(error: click.ClickException) -> str:
 
 
 def _stop(line: str, status: int) -> NoReturn:
-    click.echo(f"error: {' '.join(line.split())}", err=True)
+    # names of files and values come from anywhere: they cannot break the line or drive the terminal
+    printable = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in " ".join(line.split()))
+    click.echo(f"error: {printable}", err=True)
     sys.exit(status)
 
 
@@ -143,7 +152,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 def main(ctx: click.Context) -> None:
     """Prove that a JAX and a PyTorch implementation are the same function.
 
-    Exit status: 0 the same, 1 different (or a check that could not fail), 2 a mistake in the call or a file, 3 undecided.
+    Exit status: 0 the same; 1 different or a check that could not fail; 2 a mistake in the call or a file; 3 undecided.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -153,7 +162,9 @@ def main(ctx: click.Context) -> None:
 @click.argument("presets", nargs=-1, metavar="[PRESET]")
 @click.option("--weights", metavar="DIR", help="A Hugging Face checkpoint folder in place of a preset.")
 @click.option("--text", metavar="FILE", help="Text to read.  [default: Python's own sources]")
-@click.option("--batch", type=Whole(1), default=2, show_default=True, help="Sequences per batch; the last one is padded.")
+@click.option(
+    "--batch", type=Whole(1), default=2, show_default=True, help="Sequences per batch; the last one is padded."
+)
 @click.option("--seq", type=Whole(4), help="Tokens per sequence.  [default: 128, or the model's maximum]")
 @click.option("--batches", type=Whole(1), help="Batches whose errors are pooled.  [default: 8, fewer for large models]")
 @click.option("--steps", type=Whole(0), default=3, show_default=True, help="AdamW steps.")

@@ -1,55 +1,51 @@
-"""What the commands do: from the words of the call to a Pair, and from a Result to the terminal or a file."""
+"""What the commands do: from the words of a call to a Pair, and from its Result to the terminal or a file."""
 
 from __future__ import annotations
 
 import difflib
 import json
-import os
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import fields, replace
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
-from rich.console import Console
-
-from .check import Options, check
 from .errors import ParityUsageError
+from .limits import default_batches, refuse_what_does_not_fit, require_device
+from .options import Options
+from .output import destination_of, showing, write_result
 from .pair import Pair
-from .report import print_report
-from .result import Result
+from .verdict import check
 
-#: A run of one batch holds the gradients of both sides in float64 and float32, and a model in each framework, in bytes
-#: per parameter (measured: tests/test_cli.py compares it with the peak of a real run).
-BYTES_PER_PARAMETER = 120
+DEFAULT_PRESET = "tiny"
+DEFAULT_SEQ = 128
+#: More text than any check reads, so that a long file is not tokenized to its end.
+TOKENIZED_BYTES = 200_000
 
 
-def run_check(*, json_path: str | None, plain: bool, plant: str | None, **options: Any) -> int:
+def run_check(*, json_path: str | None, plain: bool, plant: str | None, **words: Any) -> int:
     """`parity check`; returns the exit status."""
     from .faults import describe_faults, plant_fault
 
     if plant == "list":
         print(describe_faults())
         return 0
-    if options["preset"] == "list":
+    if words["preset"] == "list":
         print(describe_presets())
         return 0
     if plant is not None:
         plant_fault(plant)
-    destination = _writable(json_path)
-    pair, settings = build_pair(**options)
-    errors = Console(stderr=True, no_color=plain)
-    with showing(errors) as progress:
-        result = check(pair, settings, progress)
+    destination = destination_of(json_path)
+    pair, options = build_pair(**words)
+    with showing(plain) as progress:
+        result = check(pair, options, progress)
     write_result(result, destination, plain)
     return result.exit_status
 
 
 def build_pair(
     *,
-    preset: str,
+    preset: str | None,
     weights: str | None,
     text: str | None,
     batch: int,
@@ -68,29 +64,16 @@ def build_pair(
     Raises:
         ParityUsageError: one of them cannot be had.
     """
-    from jaxcore.parameters import count_parameters
-    from jaxcore.presets import shrink as shrink_config
-
     from .pairs.transformer import transformer_pair
 
     require_device(device)
-    parameters, weights_from = None, ""
-    if weights is not None:
-        from .weights import load_checkpoint
-
-        checkpoint = load_checkpoint(Path(weights))
-        config, parameters, name = checkpoint.config, checkpoint.parameters, Path(weights).resolve().name
-        weights_from = f"{checkpoint.family} checkpoint {weights}"
-        if shrink:
-            raise ParityUsageError("--shrink: needs a preset, got --weights; trained weights have one size")
-    else:
-        config, name = find_preset(preset), preset
-    config = shrink_config(config) if shrink else config
+    name, config, parameters, weights_from = find_model(preset, weights, shrink)
     config = change(config, settings)
     config = replace(config, kernel=kernel) if kernel else config
-    seq = min(128, config.max_seq_len) if seq is None else seq
-    pooled = default_batches(count_parameters(config)) if batches is None else batches
-    _refuse_what_does_not_fit(name, count_parameters(config))
+    seq = min(DEFAULT_SEQ, config.max_seq_len) if seq is None else seq
+    count = count_parameters(config)
+    batches = default_batches(count) if batches is None else batches
+    refuse_what_does_not_fit(name, config, count, batch=batch, seq=min(seq, config.max_seq_len), batches=batches)
     pair = transformer_pair(
         name,
         config,
@@ -103,9 +86,37 @@ def build_pair(
         device=device,
     )
     precisions = tuple(dict.fromkeys(dtype for dtype in dtypes if dtype != "float64"))
-    if not dtypes:
-        precisions = ("float32", "bfloat16")
-    return pair, Options(precisions=precisions, batches=pooled, steps=steps, seed=seed, device=device)
+    options = Options(batches=batches, steps=steps, seed=seed, device=device)
+    return pair, replace(options, precisions=precisions) if dtypes else options
+
+
+def find_model(preset: str | None, weights: str | None, shrink: bool) -> tuple[str, Any, Any, str]:
+    """Name, config, parameters (None: to be drawn) and where they come from, of a preset or a checkpoint folder.
+
+    Raises:
+        ParityUsageError: there is no such preset or checkpoint, or the two given together are different models.
+    """
+    from jaxcore.presets import shrink as shrink_config
+
+    if weights is None:
+        name = DEFAULT_PRESET if preset is None else preset
+        config = find_preset(name)
+        return name, shrink_config(config) if shrink else config, None, ""
+    if shrink:
+        raise ParityUsageError("--shrink: only without --weights, got both; trained weights have one size")
+    from .weights import load_checkpoint
+
+    checkpoint = load_checkpoint(Path(weights))
+    if preset is not None:
+        asked, found = asdict(find_preset(preset)), asdict(checkpoint.config)
+        if differing := [name for name in asked if asked[name] != found[name]]:
+            first = differing[0]
+            raise ParityUsageError(
+                f"--weights: the model of the preset {preset} ({first} {asked[first]}), got {weights} "
+                f"({first} {found[first]}); leave the preset out to check what the folder holds"
+            )
+    name = preset or Path(weights).resolve().name
+    return name, checkpoint.config, checkpoint.parameters, f"{checkpoint.family} checkpoint {weights}"
 
 
 def find_preset(name: str) -> Any:
@@ -113,39 +124,64 @@ def find_preset(name: str) -> Any:
     from jaxcore.presets import PRESETS
 
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=3) or list(PRESETS)
-        raise ParityUsageError(f"preset: one of {', '.join(PRESETS)}, got {name!r}; did you mean {' or '.join(near)}?")
+        near = difflib.get_close_matches(name, PRESETS, n=3)
+        advice = f"did you mean {' or '.join(near)}?" if near else "choose one of them"
+        raise ParityUsageError(f"PRESET: one of {', '.join(PRESETS)}, got {name!r}; {advice}")
     return PRESETS[name]
 
 
-def change(config: Any, settings: tuple[str, ...]) -> Any:
-    """The config with some fields changed, each as FIELD=VALUE with the value in JSON or a bare word."""
-    from dataclasses import asdict
+def change(config: Any, settings: Sequence[str]) -> Any:
+    """The config with some fields changed, each as FIELD=VALUE with the value in JSON or a bare word.
 
+    Raises:
+        ParityUsageError: a setting is none, or no model can have it.
+    """
     from jaxcore.config import ModelConfig, config_from_dict
 
     if not settings:
         return config
-    known = {field.name for field in fields(ModelConfig)}
-    values = asdict(config)
+    known = [field.name for field in fields(ModelConfig)]
+    values, changed = asdict(config), set()
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or name not in known:
-            near = difflib.get_close_matches(name, known, n=1) or sorted(known)
+            near = difflib.get_close_matches(name, known, n=1) or ["num_layers"]
             raise ParityUsageError(f"--set: FIELD=VALUE of the ModelConfig, got {setting!r}; for example {near[0]}=...")
-        values[name] = _value(text)
-    if {"num_heads", "d_model"} & {setting.partition("=")[0] for setting in settings} and not any(
-        setting.startswith("d_head=") for setting in settings
-    ):
+        values[name] = _value(name, text)
+        changed.add(name)
+    # what followed from other fields follows them still
+    if "d_head" not in changed and config.d_model == config.num_heads * config.head_width:
         values["d_head"] = None
-    return config_from_dict(values)
-
-
-def _value(text: str) -> Any:
+    if "num_kv_heads" not in changed and config.num_heads == config.kv_heads:
+        values["num_kv_heads"] = None
     try:
-        return json.loads(text.lower() if text in ("True", "False", "None") else text)
-    except json.JSONDecodeError:
-        return None if text in ("none", "None") and text == "None" else text
+        return config_from_dict(values)
+    except ValueError as error:
+        raise ParityUsageError(f"--set: {error}") from error
+
+
+def _value(name: str, text: str) -> Any:
+    """None, True and False as Python writes them, numbers and objects as JSON does, everything else a word."""
+    from jaxcore.config import ModelConfig, RopeScaling
+
+    python = {"None": None, "True": True, "False": False}
+    try:
+        value = python[text] if text in python else json.loads(text)
+    except (ValueError, RecursionError):  # no JSON, or a number or a nesting that Python refuses to read
+        value = text
+    kind = get_type_hints(ModelConfig)[name]
+    if kind is float and not _is_number(value):
+        raise ParityUsageError(f"--set: {name}: a finite number, got {text!r}; for example {name}=1e-5")
+    if RopeScaling in get_args(kind) and value is not None:
+        wanted = [field.name for field in fields(RopeScaling)]
+        if not isinstance(value, dict) or set(value) != set(wanted) or not all(map(_is_number, value.values())):
+            rule = f"None or a JSON object of numbers with {', '.join(wanted)}"
+            raise ParityUsageError(f"--set: {name}: {rule}, got {text!r}; take them from the checkpoint's config.json")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def read_source(text: str | None, weights: str | None, config: Any) -> Any:
@@ -160,90 +196,21 @@ def read_source(text: str | None, weights: str | None, config: Any) -> Any:
     if weights is not None and (Path(weights) / "tokenizer.json").exists():
         from .weights import tokenize
 
-        # 200 kB of text give more tokens than any check reads
-        tokens, padding = tokenize(Path(weights), [data[:200_000].decode("utf-8", "replace")])
+        tokens, padding = tokenize(Path(weights), [data[:TOKENIZED_BYTES].decode("utf-8", "replace")])
         return Source(tokens[0][padding[0]], f"text: {where}, by the checkpoint's tokenizer")
     return Source(np.frombuffer(data, np.uint8).astype(np.int64), f"text: {len(data):,} bytes of {where}, a token each")
 
 
-def require_device(device: str) -> None:
-    """Raises ParityUsageError when a framework does not see the device."""
-    if device == "cpu":
-        return
-    import jax
-    import torch
+def count_parameters(config: Any) -> int:
+    """Parameters of a model of any depth, counted on two shallow ones: a table of a million layers would never end."""
+    from jaxcore.parameters import count_parameters
 
-    seen = {"torch": torch.cuda.is_available(), "jax": any(d.platform == "gpu" for d in _jax_devices(jax))}
-    missing = [name for name, there in seen.items() if not there]
-    if missing:
-        raise ParityUsageError(
-            f"--device: a device that both frameworks see, got cuda, unknown to {' and '.join(missing)}; "
-            "use --device cpu or install the cuda extra"
-        )
-
-
-def _jax_devices(jax: Any) -> list[Any]:
-    try:
-        return jax.devices("gpu")
-    except RuntimeError:  # jax's answer for "no such platform"
-        return []
-
-
-def default_batches(parameters: int) -> int:
-    """8 batches where their gradients fit into 1 GB; fewer for large models, whose tensors are pools in themselves."""
-    return max(1, min(8, int(1e9 / (parameters * 8 * 5))))
-
-
-def _refuse_what_does_not_fit(name: str, parameters: int) -> None:
-    needed = parameters * BYTES_PER_PARAMETER
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    if needed > available:
-        raise ParityUsageError(
-            f"{name}: needs about {needed / 1e9:.0f} GB of memory in float64 on both sides, got {available / 1e9:.0f} GB; "
-            "use --shrink (the same architecture, small) or --set num_layers=1"
-        )
+    one, two = (count_parameters(replace(config, num_layers=layers)) for layers in (1, 2))
+    return one + (config.num_layers - 1) * (two - one)
 
 
 def describe_presets() -> str:
     """A line per preset: name and parameters."""
-    from jaxcore.parameters import count_parameters
     from jaxcore.presets import PRESETS
 
     return "\n".join(f"{name:14}{count_parameters(config):>17,} parameters" for name, config in PRESETS.items())
-
-
-@contextmanager
-def showing(console: Console) -> Iterator[Callable[[str], None]]:
-    """Progress on standard error: a live line on a terminal, one line per stage elsewhere."""
-    started = time.perf_counter()
-    if not console.is_terminal:
-        yield lambda message: console.print(f"[{time.perf_counter() - started:5.1f} s] {message}", highlight=False, markup=False)
-        return
-    with console.status("starting") as status:
-        yield lambda message: status.update(f"{message} ({time.perf_counter() - started:.0f} s)")
-
-
-def write_result(result: Result, destination: Path | str | None, plain: bool) -> None:
-    """JSON to where it was asked for, whole or not at all; the report to standard output unless JSON went there."""
-    if destination == "-":
-        print(result.to_json())
-        return
-    if destination is not None:
-        _write_whole(Path(destination), result.to_json() + "\n")
-    print_report(Console(no_color=plain, highlight=False), result)
-
-
-def _writable(path: str | None) -> Path | str | None:
-    if path is None or path == "-":
-        return path
-    folder = Path(path).resolve().parent
-    if not folder.is_dir() or Path(path).is_dir() or not os.access(folder, os.W_OK):
-        raise ParityUsageError(f"--json: a file in a folder that can be written, got {path}; choose another place")
-    return Path(path)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Written beside its place and moved there, so that no reader ever sees half a file."""
-    with tempfile.NamedTemporaryFile("w", dir=path.resolve().parent, delete=False, prefix=f".{path.name}.") as file:
-        file.write(text)
-    os.replace(file.name, path)

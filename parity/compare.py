@@ -40,15 +40,56 @@ def misplaced(a: np.ndarray, b: np.ndarray) -> int:
     return int(np.count_nonzero(~same))
 
 
+def different(a: np.ndarray, b: np.ndarray) -> float:
+    """Share of the elements that are not equal; for whole numbers and truth values."""
+    return float(np.mean(a != b)) if a.size else 0.0
+
+
 def rounding(exact: np.ndarray, dtype: np.dtype) -> float:
     """Root mean square error of rounding exact values once to `dtype`: the least that any computation in it pays."""
+    return distance(nearest(exact, dtype), exact)
+
+
+def nearest(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The exact values rounded once to `dtype`; infinite beyond its range."""
     with np.errstate(over="ignore"):
-        return distance(wide(exact).astype(dtype), exact)
+        return wide(exact).astype(dtype)
 
 
 def pooled(values: Sequence[float]) -> float:
     """Root mean square of one measure over several batches; infinite if one of them is (`rms` would leave that out)."""
     return rms(np.asarray(values, np.float64)) if all(map(math.isfinite, values)) else math.inf
+
+
+def independent(errors: Sequence[np.ndarray]) -> int:
+    """How many independent errors the errors of one tensor, an array per batch, amount to; at least one.
+
+    The error of a weight's gradient is a sum of rank-one terms, one for each cause: a sum over keys that is not quite
+    zero, a ReLU that rounding has switched. Its singular values s tell how many there are: 3 (sum s^2)^2 / sum s^4 is k
+    for k normal numbers, whose fourth moment is 3. A vector has its elements for s; of the ways to fold a tensor into a
+    matrix the one with the most counts.
+    """
+    most = 1.0
+    for axis in range(1, max(2, errors[0].ndim)):
+        squares = fourths = 0.0
+        for error in errors:
+            folded = _folded(error, axis)
+            gram = folded**2 if folded.ndim == 1 else folded @ folded.T
+            squares += float(np.sum(folded**2))
+            fourths += float(np.sum(gram**2))
+        if fourths:
+            most = max(most, 3 * squares**2 / fourths)
+    return max(1, min(int(most), sum(error.size for error in errors)))
+
+
+def _folded(error: np.ndarray, axis: int) -> np.ndarray:
+    """A vector, or a matrix whose rows are the axes before `axis`; of a large one 256 rows and columns."""
+    error = np.nan_to_num(wide(error), posinf=0.0, neginf=0.0)
+    if error.ndim < 2 or not error.size:
+        return error.reshape(-1)
+    matrix = error.reshape(int(np.prod(error.shape[:axis])), -1)
+    rows, columns = (max(1, -(-size // 256)) for size in matrix.shape)
+    return matrix[::rows, ::columns]
 
 
 @dataclass(frozen=True)
@@ -69,9 +110,17 @@ def structure(reference: Arrays, candidate: Arrays) -> list[Structure]:
             problems.append(Structure(name, "only the candidate has it"))
         elif reference[name].shape != candidate[name].shape:
             problems.append(Structure(name, f"shape {reference[name].shape} against {candidate[name].shape}"))
-        elif reference[name].dtype != candidate[name].dtype:
-            problems.append(Structure(name, f"type {reference[name].dtype} against {candidate[name].dtype}"))
+        elif problem := _types(reference[name].dtype, candidate[name].dtype):
+            problems.append(Structure(name, problem))
     return problems
+
+
+def _types(reference: np.dtype, candidate: np.dtype) -> str:
+    """What is wrong with two types, "" for nothing; the width of a whole number is a habit of its framework."""
+    if reference.kind == "c" or candidate.kind == "c":
+        return f"type {reference} against {candidate}: complex numbers are not judged, return both parts as two outputs"
+    whole = reference.kind in "iu" and candidate.kind in "iu"
+    return "" if whole or reference == candidate else f"type {reference} against {candidate}"
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:

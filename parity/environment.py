@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from importlib import metadata
 from typing import Any
 
@@ -27,6 +28,7 @@ def environment(device: str) -> dict[str, Any]:
         "versions": versions(),
         "machine": {"system": platform.system(), "processor": processor(), "cores": os.cpu_count()},
         "device": device,
+        "devices": devices(device),
         "precision_switches": {
             "jax_default_matmul_precision": "highest",
             "jax_enable_x64": "on for float64, off for every other precision",
@@ -34,6 +36,20 @@ def environment(device: str) -> dict[str, Any]:
             "torch_reduced_precision_reduction": False,
         },
     }
+
+
+def devices(kind: str) -> dict[str, list[str]]:
+    """Device names by framework, of those that this process has loaded: asking loads none."""
+    found = {}
+    if "jax" in sys.modules:
+        from .backends.jax.devices import devices as jax_devices
+
+        found["jax"] = jax_devices(kind)
+    if "torch" in sys.modules:
+        from .backends.torch.devices import devices as torch_devices
+
+        found["torch"] = torch_devices(kind)
+    return found
 
 
 def processor() -> str:

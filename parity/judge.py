@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .bounds import Bound, accuracy_bound, float64_bound, twin_bound, zero_bound
-from .compare import Arrays, Structure, distance, misplaced, pooled, rms, rounding, structure
+from .bounds import Bound, accuracy_bound, float64_bound, path_floor, twin_bound, zero_bound
+from .compare import (
+    Arrays,
+    Structure,
+    different,
+    distance,
+    independent,
+    misplaced,
+    nearest,
+    pooled,
+    rms,
+    rounding,
+    structure,
+    wide,
+)
+from .formats import FORMATS
 from .result import Row
 from .runs import is_float
 
@@ -23,18 +38,20 @@ class Batches:
     candidate: Sequence[Arrays]
 
     def problems(self) -> list[Structure]:
-        """Names, shapes and types that differ in any batch, each once."""
-        found = {}
+        """What cannot be compared: names, shapes and types that differ in any batch, each once."""
+        found: dict[str, Structure] = {}
         for reference, candidate in zip(self.reference, self.candidate, strict=True):
             for problem in structure(reference, candidate):
                 found.setdefault(problem.name, problem)
+            for name in reference.keys() ^ self.reference[0].keys():
+                found.setdefault(name, Structure(name, "some batches have it and others have not"))
         return list(found.values())
 
-    def names(self) -> Iterator[str]:
-        """Float tensors that both sides have in the same shape, in the order of the reference."""
+    def names(self, floating: bool = True) -> Iterator[str]:
+        """Tensors that both sides have in the same shape, floats or (whole numbers, truth values) the others."""
         broken = {problem.name for problem in self.problems()}
         for name, array in self.reference[0].items():
-            if name not in broken and is_float(array):
+            if name not in broken and is_float(array) == floating:
                 yield name
 
 
@@ -53,13 +70,19 @@ class Judge:
                 continue
             truth = [batch[name] for batch in exact.reference]
             other = [batch[name] for batch in exact.candidate]
-            error32 = _relative([batch[name] for batch in low], truth)
-            rows.append(self._row(exact, name, "float64", _relative(other, truth), float64_bound(error32), other))
+            coarse = [batch[name] for batch in low]
+            bound = float64_bound(_relative(coarse, truth), independent(_errors(coarse, truth)))
+            rows.append(self._row(exact, name, "float64", _relative(other, truth), bound, other))
+        for name in exact.names(floating=False):
+            sides = [[batch[name] for batch in side] for side in (exact.reference, exact.candidate)]
+            share = pooled([different(a, b) for a, b in zip(*sides, strict=True)])
+            rows.append(self._row(exact, name, "float64", share, Bound(0.0, "no float: every element equal"), sides[1]))
         return rows
 
     def zero_gradients(self, exact: Batches, low: Sequence[Arrays]) -> tuple[frozenset[str], list[Row]]:
-        """Gradients that vanish in theory (a key bias under softmax) on both sides; a row for those that do on one only."""
-        zero, rows = set(), []
+        """Gradients that vanish in theory (a key bias under softmax) on both sides; rows for those that do on one."""
+        zero: set[str] = set()
+        rows = []
         for name in exact.names():
             sides = [[batch[name] for batch in side] for side in (exact.reference, exact.candidate)]
             noise = pooled([distance(a[name], b) for a, b in zip(low, sides[0], strict=True)])
@@ -71,6 +94,11 @@ class Judge:
             elif any(vanishes):
                 # one side has the gradient and the other has not: a constraint that only one of them obeys
                 rows.append(self._row(exact, name, "float64", max(norms), bound, sides[1]))
+        if zero and zero.issuperset(exact.reference[0]):
+            first = next(exact.names())
+            why = Bound(0.0, "every gradient is zero on both sides, so that the loss depends on no parameter")
+            row = self._row(exact, first, "float64", 0.0, why, [batch[first] for batch in exact.candidate])
+            rows.append(replace(row, verdict="VACUOUS"))
         return frozenset(zero), rows
 
     def same_accuracy(
@@ -79,25 +107,24 @@ class Judge:
         low: Batches,
         precision: str,
         zero: frozenset[str] = frozenset(),
-        roundings: int | None = None,
+        floor: Bound | None = None,
     ) -> list[Row]:
-        """Each side's error against its own float64 run, the worse one bounded by the better (bounds.accuracy_bound)."""
+        """Each side's error against its own float64 run, the worse bounded by the better (bounds.accuracy_bound)."""
         rows = self._broken(low, precision)
         for name in low.names():
             if name in zero or name not in exact.reference[0] or name not in exact.candidate[0]:
                 continue
-            truth = [batch[name] for batch in exact.reference]
-            values = [batch[name] for batch in low.reference], [batch[name] for batch in low.candidate]
-            errors = (
-                _relative(values[0], truth),
-                _relative(values[1], [batch[name] for batch in exact.candidate]),
-            )
+            truths = [[batch[name] for batch in side] for side in (exact.reference, exact.candidate)]
+            values = [[batch[name] for batch in side] for side in (low.reference, low.candidate)]
+            errors = [_error(value, truth) for value, truth in zip(values, truths, strict=True)]
             worse = int(errors[1] > errors[0])
-            once = _relative([array.astype(values[0][0].dtype) for array in truth], truth)
-            bound = accuracy_bound(
-                errors[1 - worse], once, precision, self.roundings if roundings is None else roundings, _count(truth)
-            )
-            bound = Bound(bound.value, f"{self.labels[worse]} is further from its float64: {bound.derivation}")
+            once = _relative([nearest(array, values[0][0].dtype) for array in truths[0]], truths[0])
+            count = min(independent(_errors(value, truth)) for value, truth in zip(values, truths, strict=True))
+            bound = accuracy_bound(errors[1 - worse], once, count, floor or path_floor(precision, self.roundings))
+            whose = f"{self.labels[worse]} is further from its float64"
+            if min(errors) == np.inf:
+                whose = f"both have left the range of {precision}, or are not zero where their float64 is"
+            bound = Bound(bound.value, f"{whose}: {bound.derivation}")
             rows.append(self._row(low, name, precision, errors[worse], bound, values[1]))
         return rows
 
@@ -110,9 +137,10 @@ class Judge:
             if name in zero or name not in exact.reference[0] or name not in exact.candidate[0]:
                 continue
             truth, values = exact.reference[0][name], low.candidate[0][name]
-            envelope = max(_relative([each[name]], [truth]) for each in (low.reference[0], *twins))
-            bound = twin_bound(envelope, precision, self.roundings, len(twins))
-            measured = _relative([values], [exact.candidate[0][name]])
+            envelope = max(_error([each[name]], [truth]) for each in (low.reference[0], *twins))
+            count = independent(_errors([values], [truth]))
+            bound = twin_bound(envelope, len(twins), count, path_floor(precision, self.roundings))
+            measured = _error([values], [exact.candidate[0][name]])
             rows.append(self._row(low, name, precision, measured, bound, [values]))
         return rows
 
@@ -128,7 +156,7 @@ class Judge:
         figures = []
         for truth, values in zip(exact, low, strict=True):
             error = pooled([distance(a, b) for a, b in zip(values, truth, strict=True)])
-            once = pooled([rounding(b, a.dtype) for a, b in zip(values, truth, strict=True)])
+            once = pooled([_one_rounding(b, a.dtype) for a, b in zip(values, truth, strict=True)])
             figures.append(error / once if once else (0.0 if not error else np.inf))
         worse = int(figures[1] > figures[0])
         kind = Batches("operation", [{name: value} for value in low[0]], [{name: value} for value in low[1]])
@@ -154,7 +182,7 @@ class Judge:
         if wrong:
             measured, verdict = np.inf, "FAIL"
             derivation = f"NaN and infinity must stand in the same places, they do not at {wrong} elements"
-        elif not any(np.isfinite(np.asarray(array, np.float64)).any() for array in values):
+        elif bound.value < np.inf and not any(np.isfinite(wide(array)).any() for array in values):
             verdict, derivation = "VACUOUS", "no element is finite, so that nothing was compared"
         elif not measured <= bound.value:
             verdict = "FAIL"
@@ -204,6 +232,19 @@ def group_of(kind: str, name: str) -> str:
     return f"{kind} {head}"
 
 
+def _one_rounding(exact: np.ndarray, dtype: np.dtype) -> float:
+    """Root mean square error of rounding once, at least that of values just below a power of two: few may be lucky."""
+    least = FORMATS[dtype.name].unit_roundoff / math.sqrt(12)
+    return max(rounding(exact, dtype), least * rms(exact))
+
+
+def _errors(values: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What is wrong in each batch, over the root mean square of the truth."""
+    scales = [rms(exact) or 1.0 for exact in truth]
+    with np.errstate(invalid="ignore"):  # infinity in place on both sides is no error, and leaves NaN
+        return [(wide(value) - wide(exact)) / scale for value, exact, scale in zip(values, truth, scales, strict=True)]
+
+
 def _relative(values: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> float:
     """Root mean square error over root mean square of the truth, pooled over the batches."""
 
@@ -214,15 +255,17 @@ def _relative(values: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> floa
     return pooled([one(value, exact) for value, exact in zip(values, truth, strict=True)])
 
 
-def _count(arrays: Sequence[np.ndarray]) -> int:
-    return sum(array.size for array in arrays)
+def _error(values: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> float:
+    """As `_relative`, but infinite where the values have left the range of their type and the truth has not."""
+    overflowed = any(misplaced(value, exact) for value, exact in zip(values, truth, strict=True))
+    return np.inf if overflowed else _relative(values, truth)
 
 
 def moved(start: Arrays, end: Arrays, nu: Arrays | None = None) -> dict[str, np.ndarray]:
     """How far each parameter went, in Adam's own metric where `nu` is given.
 
-    Adam divides by sqrt(nu): noise in a gradient near zero becomes a whole step. Multiplying by sqrt(nu) of the exact run
-    undoes that, so that errors are as large as the noise that caused them.
+    Adam divides by sqrt(nu): noise in a gradient near zero becomes a whole step. Multiplying by sqrt(nu) of the exact
+    run undoes that, so that errors are as large as the noise that caused them.
     """
     step = {name: end[name].astype(np.float64) - start[name].astype(np.float64) for name in end}
     if not nu:

@@ -1,9 +1,11 @@
-"""A result as a person reads it: one line per tensor group and stage, what was proved, and what could not be."""
+"""A result as a person reads it: what was asked, one line per tensor group, what was proved and what could not be."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -17,39 +19,109 @@ if TYPE_CHECKING:
 
 STYLES = {"PASS": "green", "FAIL": "bold red", "VACUOUS": "bold red", "ABSTAIN": "yellow", "ISLAND": "yellow"}
 
-#: What a stage proves and what it cannot see (calibrated: a faulty LayerNorm or a tanh GELU leaves a bfloat16 model as it was).
+WHOLE_MODEL_16 = (
+    "Whole model in 16 bits: each side against its own float64 run. Catches next to nothing (a wrong eps, a tanh GELU "
+    "or a 16-bit softmax drowns in rounding), only what overflows or is coarsely wrong: judge single operations."
+)
+
+#: What a stage proves and what it cannot see.
 STAGES = {
-    "float64": "same mathematics? the two float64 runs against each other",
-    "float32": "same accuracy? each side against its own float64 run",
-    "bfloat16": "as float32, but a whole model in 16 bits hides nearly every fault: read the operations",
-    "float16": "as float32, but a whole model in 16 bits hides nearly every fault: read the operations",
+    "float64": (
+        "Same mathematics? The two float64 runs against each other. Cannot see a mistake that both sides share, nor "
+        "what this input does not reach."
+    ),
+    "float32": (
+        "As accurate? Each side against its own float64 run, the worse side held against the better. Cannot see a "
+        "fault below float32 rounding: that is what float64 is for."
+    ),
+    "bfloat16": WHOLE_MODEL_16,
+    "float16": WHOLE_MODEL_16,
+}
+OPERATIONS = (
+    "Each operation alone, on operands that are exact in this format: error in units of rounding the exact result "
+    "once, 1.00 being the least. Sees 16-bit statistics or sums; cannot see how operations are wired together."
+)
+ISLAND = (
+    "The rows that float32 inside a float64 run moves beyond their bound. The next table has it widened to float64."
+)
+UNITS = (
+    "measured and bound: root mean square error relative to the exact tensor, for the tensor with the least headroom"
+)
+
+RUNGS = {
+    "bitwise": "equal bits at the working precision as well",
+    "same-function": "the float64 runs agree to float64 rounding",
+    "float32-island": "float32 was seen inside a float64 run; with it widened they agree to float64 rounding",
+    "different": "they are not the same function",
 }
 
-WIDTH_FOR_SHAPES = 110
+METHODS = {
+    "formula": "formula (sizes alone)",
+    "jaxpr": "jaxpr (traced program)",
+    "torch": "torch (on meta device)",
+    "xla_lowered": "XLA cost_analysis",
+}
+
+WIDTH_FOR_NAMES = 110
 
 
 def to_text(result: Result, width: int = 100) -> str:
     """The report as plain text."""
-    console = Console(file=io.StringIO(), width=width, no_color=True, force_terminal=False, legacy_windows=False)
-    print_report(console, result)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    file = io.StringIO()
+    print_report(Console(file=file, width=width, color_system=None, legacy_windows=False), result)
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
 def print_report(console: Console, result: Result) -> None:
-    """Rows by stage, islands, zero gradients, FLOPs, verdict."""
+    """The question, a table per stage, findings, FLOPs, the verdict; no line is longer than the console is wide."""
+    for part in _parts(result, console.width):
+        console.print(part, highlight=False, markup=False)
+
+
+def _parts(result: Result, width: int) -> Iterator[RenderableType]:
+    def paragraph(text: str, style: str = "") -> Text:
+        return Text(textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False), style=style)
+
+    yield paragraph(_headline(result), STYLES[result.verdict])
     for note in result.notes:
-        console.print(Text(note, style="dim"))
-    for stage in dict.fromkeys(row.stage for row in result.rows):
-        rows = [row for row in result.rows if row.stage == stage]
-        console.print()
-        console.print(Text(f"{stage}: {STAGES[stage]}", style="bold"))
-        console.print(_table(rows, wide=console.width >= WIDTH_FOR_SHAPES))
-    console.print()
-    for line in _findings(result):
-        console.print(line)
+        yield paragraph(note, "dim")
+    if result.rows:
+        yield paragraph(UNITS, "dim")
+    for title, question, rows in _sections(result.rows):
+        yield Text()
+        yield paragraph(f"{title}  {question}", "bold")
+        yield _table(rows, wide=width >= WIDTH_FOR_NAMES)
+        yield paragraph(_tightest(rows), "dim")
+    for text, style in _findings(result):
+        yield Text()
+        yield paragraph(text, style)
     if result.flops:
-        console.print(_flops(result))
-    console.print(_verdict(result))
+        yield Text()
+        yield _flops(result.flops)
+        yield paragraph(_flops_verdict(result))
+    yield Text()
+    yield paragraph(_verdict(result), STYLES[result.verdict])
+
+
+def _headline(result: Result) -> str:
+    sides = " against ".join(reversed(result.rows[0].side_names)) if result.rows else "nothing compared"
+    return f"{result.target}: {sides}: {result.verdict}{f', {result.rung}' if result.rung else ''}"
+
+
+def _sections(rows: Iterable[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Title, question and rows of each stage; what is measured in another unit or with float32 inside stands apart."""
+    sections: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        part = "operations" if _is_operation(row) else "island" if row.verdict == "ISLAND" else "model"
+        sections.setdefault((row.stage, part), []).append(row)
+    for (stage, part), found in sections.items():
+        if part == "operations":
+            yield f"{stage}, operation by operation", OPERATIONS, found
+        elif part == "island":
+            yield f"{stage}, as it stands", ISLAND, found
+        else:
+            widened = (stage, "island") in sections
+            yield f"{stage}, float32 widened" if widened else stage, STAGES[stage], found
 
 
 def worst_by_group(rows: Iterable[Row]) -> list[tuple[Row, int]]:
@@ -57,80 +129,111 @@ def worst_by_group(rows: Iterable[Row]) -> list[tuple[Row, int]]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
+    return [(min(group, key=_urgency), len(group)) for group in groups.values()]
+
+
+def _urgency(row: Row) -> tuple[int, float]:
     order = {"FAIL": 0, "VACUOUS": 1, "ISLAND": 2}
-    return [
-        (min(group, key=lambda row: (order.get(row.verdict, 3), row.headroom)), len(group)) for group in groups.values()
-    ]
+    return order.get(row.verdict, 3), row.headroom if row.measured == row.measured else 0.0
 
 
 def _table(rows: list[Row], wide: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("tensors", no_wrap=True, overflow="ellipsis")
-    table.add_column("of", justify="right")
-    table.add_column("measured", justify="right")
-    table.add_column("bound", justify="right")
-    table.add_column("headroom", justify="right")
-    table.add_column("", no_wrap=True)
+    for name in ("number", "measured", "bound", "headroom"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    table.add_column("", no_wrap=True, min_width=len("ABSTAIN"))
     if wide:
-        table.add_column("worst tensor; where its bound comes from", ratio=1, overflow="fold", style="dim")
+        table.add_column("least headroom", no_wrap=True, overflow="ellipsis", style="dim")
     for row, count in worst_by_group(rows):
+        verdict = Text(row.verdict, style=STYLES[row.verdict])
         cells: list[RenderableType] = [
             row.group,
             str(count),
-            f"{row.measured:.1e}",
-            f"{row.bound:.1e}",
-            f"{row.headroom:.1f}x" if row.headroom < 1e4 else ">1e4x",
-            Text(row.verdict, style=STYLES[row.verdict]),
+            _figure(row, row.measured),
+            _figure(row, row.bound),
+            _headroom(row),
+            verdict,
         ]
-        if wide:
-            own = "" if row.name == row.group else row.name.split(" ")[-1] + ": "
-            cells.append(own + row.derivation)
-        table.add_row(*cells)
+        own_name = "" if row.name == row.group else row.name.rsplit(" ", 1)[-1]
+        table.add_row(*cells, *([own_name] if wide else []))
     return table
 
 
-def _findings(result: Result) -> Iterable[Text]:
+def _figure(row: Row, value: float) -> str:
+    return f"{value:.2f}" if _is_operation(row) else f"{value:.1e}"
+
+
+def _is_operation(row: Row) -> bool:
+    return row.name.startswith("operation ")
+
+
+def _headroom(row: Row) -> str:
+    if row.measured == 0:
+        return "exact"
+    if not math.isfinite(row.measured):
+        return "none"
+    return f"{row.headroom:.1f}x" if 1 <= row.headroom < 1e4 else f"{row.headroom:.0e}x"
+
+
+def _tensor(row: Row) -> str:
+    return f"{row.name} {list(row.shape)}"
+
+
+def _tightest(rows: list[Row]) -> str:
+    """Where a bound comes from, on the row that comes nearest to it."""
+    row = min(rows, key=_urgency)
+    return f"least headroom: {_tensor(row)}, bound {_figure(row, row.bound)}: {row.derivation}"
+
+
+def _findings(result: Result) -> Iterator[tuple[str, str]]:
     if result.zero_gradients:
-        names = sorted({row_group(name) for name in result.zero_gradients})
-        yield Text(
-            f"zero in theory on both sides, left out of the comparison: {len(result.zero_gradients)} gradients "
-            f"({', '.join(names)})"
-        )
+        count, names = len(result.zero_gradients), sorted({any_layer(name) for name in result.zero_gradients})
+        yield f"zero in theory on both sides and not compared: {count} gradients ({', '.join(names)})", ""
     for island in result.islands:
-        yield Text(
-            f"float32 island in {island.side}: {island.place}, {island.operation} to {island.dtype} at {island.source}",
-            style="yellow",
+        where = f"{island.place}, {island.operation} to {island.dtype}"
+        yield (
+            f"lower precision seen in {island.side}: {where}{f' at {island.source}' if island.source else ''}",
+            "yellow",
         )
     first = result.first_difference
     if first is not None:
-        yield Text(
-            f"first difference: {first.name} {list(first.shape)} in {first.stage}, {first.side_names[0]} against "
-            f"{first.side_names[1]}: measured {first.measured:.2g}, bound {first.bound:.2g} ({first.derivation})",
-            style="red",
+        yield (
+            f"first difference: {_tensor(first)} in {first.stage}, {' against '.join(first.side_names)}: measured "
+            f"{first.measured:.2g}, bound {first.bound:.2g}: {first.derivation}",
+            "red",
         )
 
 
-def row_group(name: str) -> str:
+def any_layer(name: str) -> str:
     """A parameter's name with the layer number left open."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def _flops(result: Result) -> Table:
+def _flops(counts: Mapping[str, Mapping[str, int | None]]) -> Table:
+    """A line per method: numbers of ten and more digits stand below one another also on 80 columns."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("matmul FLOPs of a batch")
-    methods = list(next(iter(result.flops.values())))
-    for method in methods:
-        table.add_column(method, justify="right")
-    for name, counts in result.flops.items():
-        table.add_row(name, *(f"{counts[m]:,}" if counts[m] is not None else "none" for m in methods))
-    verdict = "equal integers" if result.flops_equal else "NOT equal"
-    table.caption = f"formula, jaxpr, torch: {verdict}; xla_lowered counts elementwise work too and works in float32"
-    table.caption_justify = "left"
+    table.add_column("matmul FLOPs per batch", no_wrap=True)
+    for name in counts:
+        table.add_column(name.replace("_", " + "), justify="right", no_wrap=True)
+    for method in next(iter(counts.values())):
+        found = [each.get(method) for each in counts.values()]
+        table.add_row(METHODS[method], *("none" if count is None else f"{count:,}" for count in found))
     return table
 
 
-def _verdict(result: Result) -> Text:
+def _flops_verdict(result: Result) -> str:
+    equal = "are equal integers" if result.flops_equal else "are NOT equal"
+    compared = [method for method in next(iter(result.flops.values())) if method != "xla_lowered"]
+    return (
+        f"{', '.join(compared)} {equal}; XLA's count, made before it optimises, has elementwise work in it too and "
+        "is a float32 inside: shown, not compared"
+    )
+
+
+def _verdict(result: Result) -> str:
     rung = f", {result.rung}" if result.rung else ""
-    reason = f": {result.reason}" if result.reason else ""
-    line = f"{result.verdict}{rung}  {result.target}  ({result.seconds:.0f} s, seed {result.seed}){reason}"
-    return Text(line, style=STYLES[result.verdict])
+    why = result.reason or (RUNGS[result.rung] if result.rung else "")
+    return f"{result.verdict}{rung}  {result.target}  ({result.seconds:.0f} s, seed {result.seed})" + (
+        f": {why}" if why else ""
+    )

@@ -13,7 +13,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Run:
-    """Outputs by name (a scalar "loss" among them) and the gradient of that loss in every parameter."""
+    """Outputs by name and the gradient of the loss in every parameter."""
 
     outputs: Arrays
     gradients: Arrays
@@ -34,8 +34,8 @@ def projection(name: str, shape: Sequence[int]) -> np.ndarray:
     Exact in every format, so that the projection adds no rounding of its own and is no low-precision constant.
     """
     generator = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
-    signs = generator.choice([-1.0, 1.0], tuple(shape))
-    return signs * 2.0 ** -round(np.log2(max(1, signs.size)) / 2)
+    signs = np.asarray(generator.choice([-1.0, 1.0], tuple(shape)))
+    return np.asarray(signs * 2.0 ** -round(np.log2(max(1, signs.size)) / 2))
 
 
 def is_float(array: np.ndarray) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .bounds import Bound
+from .bounds import Bound, optimizer_floor
 from .compare import same_bits
 from .formats import FORMATS
 from .judge import Batches, Judge, moved
@@ -17,7 +17,7 @@ from .pair import Pair
 from .result import Row
 from .runs import Arrays, Run, Trained
 from .sides import Sides, perturbed, rounded
-from .streams import STREAM_STEPS, gradient_streams, stream_start
+from .streams import gradient_streams, stream_start
 
 Progress = Callable[[str], None]
 
@@ -165,7 +165,7 @@ class Stages:
             reference, candidate = (_step_kinds(f"{name} stream", exact, each, start) for each in low)
             for (truth, a), (_, b) in zip(reference, candidate, strict=True):
                 values = Batches(truth.kind, [a], [b])
-                rows += self.judge.same_accuracy(truth, values, precision, roundings=STREAM_STEPS)
+                rows += self.judge.same_accuracy(truth, values, precision, floor=optimizer_floor())
         return rows
 
 

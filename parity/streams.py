@@ -1,4 +1,4 @@
-"""Synthetic gradients for optimizers: what a model's own gradients hide (facts: eps placement, exact zeros, first steps)."""
+"""Synthetic gradients for optimizers: what a model's own hide (where eps stands, exact zeros, first steps)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SHAPES = {"matrix": (31, 23), "vector": (67,)}
 
 
 def gradient_streams(seed: int) -> dict[str, list[Arrays]]:
-    """Three streams of STREAM_STEPS gradients: |g| in [1e-3, 1], |g| near eps = 1e-8, and ordinary ones with exact zeros."""
+    """Three streams of STREAM_STEPS gradients: |g| in [1e-3, 1], |g| near eps = 1e-8, the first with exact zeros."""
     generator = np.random.Generator(np.random.PCG64([seed, 46]))
 
     def draw(low: float, high: float, zeros: float = 0.0) -> list[Arrays]:
-        stream = []
+        stream: list[Arrays] = []
         for _ in range(STREAM_STEPS):
-            step = {}
+            step: dict[str, np.ndarray] = {}
             for name, shape in SHAPES.items():
                 size = np.exp(generator.uniform(np.log(low), np.log(high), shape))
                 sign = generator.choice([-1.0, 1.0], shape)

@@ -95,8 +95,8 @@ def relative_errors(side, function, arguments, truth):
 
 @both_sides
 def test_fused_attention_in_16_bits_is_rounded_once_backward_too(side):
-    """The result is rounded, and so is the cotangent that the test draws: sqrt(2). The libraries round inside as well."""
-    arguments = tuple(rounded(value, "bfloat16") for value in operands(t=64, s=64)) + (some_keys(64, 64),)
+    """The result is rounded, and so is the cotangent that the test draws: sqrt(2). The libraries round inside too."""
+    arguments = (*(rounded(value, "bfloat16") for value in operands(t=64, s=64)), some_keys(64, 64))
     truth = TORCH.run(torch_oracle, *arguments)
     once = [rms(rounded(exact, "bfloat16") - exact) / rms(exact) for exact in truth]
     ours = relative_errors(side, side.package.attend_fused, arguments, truth)

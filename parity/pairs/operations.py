@@ -1,8 +1,13 @@
-"""The operations of the transformer one by one, as both sides have them, for the 16-bit formats."""
+"""The operations of the transformer one by one, as both sides have them, for the 16-bit formats.
+
+Their limits are in units of one rounding of the exact result. A value rounds with a relative root mean square error of
+u / sqrt(12) just below a power of two, of u / sqrt(3) just above; spread evenly between they pay 0.68 u / sqrt(3).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -12,94 +17,149 @@ from jaxcore.config import ModelConfig
 
 from ..pair import Operation
 
-ONE_ROUNDING = "float32 inside and one rounding at the end give 1.00"
-TWO_ROUNDINGS = "the weights of the softmax are rounded as well: two roundings of independent sign give sqrt(2)"
+Draw = Callable[[np.random.Generator], dict[str, np.ndarray]]
+
+ONE = math.sqrt(1 + 0.3**2)
+ONE_ROUNDING = "float32 inside (at most 0.3 of a 16-bit rounding) and one rounding: sqrt(1 + 0.3^2)"
+TWO = math.sqrt(1 + (1 / 0.68) ** 2)
+TWO_ROUNDINGS = "two roundings, the inner one at worst just above a power of two: sqrt(1 + (1 / 0.68)^2)"
+LOSS = 64.0
+LOSS_ROUNDINGS = "float32 throughout, in units of one float32 rounding: 64 (convention; clean runs need 10)"
+
+#: Tokens that an operation sees: longer adds nothing, the limits do not depend on it.
+LONGEST = 64
 
 
 def operations(config: ModelConfig, seq: int) -> tuple[Operation, ...]:
-    """Norm, RoPE, attention, activation, projection and head of one config, at its own widths."""
+    """Norm, RoPE, attention, activation, projection and loss of one config, at its own widths."""
+    return tuple(
+        operation
+        for part in (_norms, _rope, _attention, _activations, _products, _loss)
+        for operation in part(config, min(seq, LONGEST))
+    )
+
+
+def _norms(config: ModelConfig, seq: int) -> Iterator[Operation]:
     import jaxcore
     import torchref
 
+    offset = 1.0 if config.norm == "rms_norm_plus_one" else 0.0
+    widths = {config.norm: config.d_model} | ({"qk_norm": config.head_width} if config.qk_norm else {})
+    for name, width in widths.items():
+        sides: tuple[Callable[..., Any], Callable[..., Any]]
+        if config.norm == "layer_norm":
+            sides = (
+                lambda x, weight, bias: torchref.layer_norm(x, weight, bias, config.norm_eps),
+                lambda x, weight, bias: jaxcore.layer_norm(x, weight, bias, config.norm_eps),
+            )
+            draw = _normal(x=(8, width), weight=(width,), bias=(width,))
+        else:
+            sides = (
+                lambda x, weight: torchref.rms_norm(x, weight, config.norm_eps, offset),
+                lambda x, weight: jaxcore.rms_norm(x, weight, config.norm_eps, offset),
+            )
+            draw = _normal(x=(8, width), weight=(width,))
+        yield Operation(name, *sides, draw, ONE, ONE_ROUNDING)
+
+
+def _rope(config: ModelConfig, seq: int) -> Iterator[Operation]:
+    import jaxcore
+    import torchref
+
+    if config.position != "rope":
+        return
     mirror = torchref.config_from_dict(asdict(config))
-    d, h = config.d_model, config.head_width
-    t = min(seq, 64)
-
-    def add(name: str, jax: Callable[..., Any], torch: Callable[..., Any], draw: Any, limit: float, why: str) -> None:
-        found.append(Operation(name, torch, jax, draw, limit, why))
-
-    found: list[Operation] = []
-    if config.norm == "layer_norm":
-        add(
-            "layer_norm",
-            lambda x, weight, bias: jaxcore.layer_norm(x, weight, bias, config.norm_eps),
-            lambda x, weight, bias: torchref.layer_norm(x, weight, bias, config.norm_eps),
-            _normal(x=(8, d), weight=(d,), bias=(d,)),
-            1.1,
-            ONE_ROUNDING,
-        )
-    else:
-        offset = 1.0 if config.norm == "rms_norm_plus_one" else 0.0
-        add(
-            "rms_norm",
-            lambda x, weight: jaxcore.rms_norm(x, weight, config.norm_eps, offset),
-            lambda x, weight: torchref.rms_norm(x, weight, config.norm_eps, offset),
-            _normal(x=(8, d), weight=(d,)),
-            1.1,
-            ONE_ROUNDING,
-        )
-    if config.position == "rope":
-        add(
-            "rotate",
-            lambda x, at: jaxcore.rotate(x, *jaxcore.rope_table(config, at, _wide(jaxcore, x)), config.rope_layout),
-            lambda x, at: torchref.rotate(x, *torchref.rope_table(mirror, at, _wide(torchref, x)), config.rope_layout),
-            _with(_normal(x=(1, t, 2, h)), at=np.arange(t)[None]),
-            1.1,
-            ONE_ROUNDING,
-        )
-    heads = {"q": (2, t, config.num_heads, h), "k": (2, t, config.kv_heads, h), "v": (2, t, config.kv_heads, h)}
-    seen = np.ones((1, t, t), bool)
-    seen = np.tril(seen) if config.causal else seen
-    fused = config.kernel == "fused"
-    add(
-        f"attention ({config.kernel})",
-        jaxcore.attend_fused if fused else jaxcore.attend,
-        torchref.attend_fused if fused else torchref.attend,
-        _with(_normal(**heads), seen=seen),
-        1.6,
-        TWO_ROUNDINGS,
-    )
-    add(
-        f"activation ({config.activation})",
-        lambda x: jaxcore.activate(x, config.activation),
-        lambda x: torchref.activate(x, config.activation),
-        _normal(x=(8, config.d_ff)),
-        1.1,
+    yield Operation(
+        "rotate",
+        lambda x, at: torchref.rotate(
+            x, *torchref.rope_table(mirror, at, torchref.at_least_float32(x.dtype)), config.rope_layout
+        ),
+        lambda x, at: jaxcore.rotate(
+            x, *jaxcore.rope_table(config, at, jaxcore.at_least_float32(x.dtype)), config.rope_layout
+        ),
+        _normal({"at": np.arange(seq)[None]}, x=(1, seq, 2, config.head_width)),
+        ONE,
         ONE_ROUNDING,
     )
-    add("matmul", jaxcore.matmul, torchref.matmul, _normal(x=(8, d), w=(d, config.d_ff)), 1.1, ONE_ROUNDING)
-    if config.head != "none":
-        targets = np.where(np.arange(16) % 5 == 0, -100, np.arange(16) % config.vocab_size)
-        add(
-            "cross_entropy",
-            jaxcore.cross_entropy,
-            torchref.cross_entropy,
-            _with(_normal(logits=(16, config.vocab_size)), targets=targets),
-            64.0,
-            "float32 throughout, in units of one float32 rounding",
+
+
+def _attention(config: ModelConfig, seq: int) -> Iterator[Operation]:
+    import jaxcore
+    import torchref
+
+    seen = np.ones((1, seq, seq), bool)
+    queries, keys = (2, seq, config.num_heads, config.head_width), (2, seq, config.kv_heads, config.head_width)
+    fused = config.kernel == "fused"
+    yield Operation(
+        f"attention ({config.kernel})",
+        torchref.attend_fused if fused else torchref.attend,
+        jaxcore.attend_fused if fused else jaxcore.attend,
+        _normal({"seen": np.tril(seen) if config.causal else seen}, q=queries, k=keys, v=keys),
+        TWO,
+        f"the weights of the softmax and the result: {TWO_ROUNDINGS}",
+    )
+
+
+def _activations(config: ModelConfig, seq: int) -> Iterator[Operation]:
+    import jaxcore
+    import torchref
+
+    name = config.activation
+    yield Operation(
+        f"activation ({name})",
+        lambda x: torchref.activate(x, name),
+        lambda x: jaxcore.activate(x, name),
+        _normal(x=(8, config.d_ff)),
+        ONE,
+        ONE_ROUNDING,
+    )
+    if config.gated:
+        yield Operation(
+            f"gate ({name})",
+            lambda gate, up: torchref.activate(gate, name) * up,
+            lambda gate, up: jaxcore.activate(gate, name) * up,
+            _normal(gate=(8, config.d_ff), up=(8, config.d_ff)),
+            TWO,
+            f"the gate and the product: {TWO_ROUNDINGS}",
         )
-    return tuple(found)
 
 
-def _wide(package: Any, x: Any) -> Any:
-    return package.at_least_float32(x.dtype)
+def _products(config: ModelConfig, seq: int) -> Iterator[Operation]:
+    import jaxcore
+    import torchref
+
+    d, f = config.d_model, config.d_ff
+    yield Operation("matmul", torchref.matmul, jaxcore.matmul, _normal(x=(8, d), w=(d, f)), ONE, ONE_ROUNDING)
+    yield Operation(
+        "projection with bias",
+        lambda x, weight, bias: torchref.Projection({"weight": weight, "bias": bias})(x, "b f, f d -> b d"),
+        lambda x, weight, bias: jaxcore.Projection({"weight": weight, "bias": bias})(x, "b f, f d -> b d"),
+        _normal(x=(8, f), weight=(f, d), bias=(d,)),
+        ONE,
+        ONE_ROUNDING,
+    )
 
 
-def _normal(**shapes: tuple[int, ...]) -> Callable[[np.random.Generator], dict[str, np.ndarray]]:
-    return lambda generator: {name: generator.standard_normal(shape) for name, shape in shapes.items()}
+def _loss(config: ModelConfig, seq: int) -> Iterator[Operation]:
+    import jaxcore
+    import torchref
+
+    if config.head == "none":
+        return
+    targets = np.where(np.arange(seq) % 5 == 0, -100, np.arange(seq) % config.vocab_size)
+    yield Operation(
+        "cross_entropy",
+        torchref.cross_entropy,
+        jaxcore.cross_entropy,
+        _normal({"targets": targets}, logits=(seq, config.vocab_size)),
+        LOSS,
+        LOSS_ROUNDINGS,
+    )
 
 
-def _with(
-    draw: Callable[[np.random.Generator], dict[str, np.ndarray]], **fixed: np.ndarray
-) -> Callable[[np.random.Generator], dict[str, np.ndarray]]:
-    return lambda generator: {**draw(generator), **fixed}
+def _normal(fixed: dict[str, np.ndarray] | None = None, **shapes: tuple[int, ...]) -> Draw:
+    """Standard normal operands by name, the fixed ones after them."""
+    return lambda generator: {
+        **{name: generator.standard_normal(shape) for name, shape in shapes.items()},
+        **(fixed or {}),
+    }

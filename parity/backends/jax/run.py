@@ -91,9 +91,7 @@ class JaxRunner:
 
         def scalar(parameters: Any, inputs: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
             outputs = dict(self.side.function(parameters, **inputs))
-            if self.loss is None:
-                outputs["loss"] = _project(outputs)
-            return outputs[self.loss or "loss"], outputs
+            return (_project(outputs) if self.loss is None else outputs[self.loss]), outputs
 
         def both(parameters: Any, inputs: Any) -> tuple[dict[str, jax.Array], Any]:
             (_, outputs), gradients = jax.value_and_grad(scalar, has_aux=True)(parameters, inputs)
@@ -121,11 +119,14 @@ class JaxRunner:
 
         key = (precision, *((name, value.shape) for name, value in parameters.items()))
         if key not in self._programs:
+            # compiled too: run eagerly, `init` would compile a program of its own for every shape
+            init = jax.jit(optimizer.init).lower(parameters).compile()
             state = jax.eval_shape(optimizer.init, parameters)
-            self._programs[key] = jax.jit(update).lower(parameters, state, parameters).compile()
-        state = optimizer.init(parameters)
+            self._programs[key] = init, jax.jit(update).lower(parameters, state, parameters).compile()
+        init, step = self._programs[key]
+        state = init(parameters)
         for item in items:
-            parameters, state = self._programs[key](gradient(parameters, item), state, parameters)
+            parameters, state = step(gradient(parameters, item), state, parameters)
         moments = {name: _moment(state, names) for name, names in MOMENTS.items()}
         return Trained(_to_numpy(parameters), **{name: _to_numpy(tree) for name, tree in moments.items()})
 
@@ -152,13 +153,14 @@ def _moment(state: Any, names: Sequence[str]) -> Mapping[str, jax.Array]:
 
 
 def _cast(arrays: Arrays, precision: str) -> dict[str, jax.Array]:
-    """Floats in the working precision, whole numbers as int32, truth values as they are."""
+    """Floats in the working precision, whole numbers as int32, truth values as they are; cast before JAX sees them."""
     cast = {}
     for name, array in arrays.items():
         if is_float(array):
-            cast[name] = jnp.asarray(array, jnp.dtype(precision))
+            dtype = jnp.dtype(precision)
         else:
-            cast[name] = jnp.asarray(array, None if array.dtype == bool else jnp.int32)
+            dtype = np.dtype(bool if array.dtype == bool else np.int32)
+        cast[name] = jax.device_put(array.astype(dtype))
     return cast
 
 

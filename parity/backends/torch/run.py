@@ -43,7 +43,7 @@ class TorchRunner:
         """Outputs and gradients of one batch."""
         with self.mode():
             module = self._module(weights, precision)
-            outputs = self._backward(module, batch, precision, lifted)
+            outputs = self._backward(module, self._cast(batch, precision), lifted)
             gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
             return Run(_to_numpy(outputs), _to_numpy(gradients))
 
@@ -54,7 +54,7 @@ class TorchRunner:
             named = dict(module.named_parameters())
 
             def backward(batch: Arrays) -> None:
-                self._backward(module, batch, precision, lifted)
+                self._backward(module, self._cast(batch, precision), lifted)
                 for parameter in named.values():
                     parameter.grad = _gradient(parameter)  # None would exempt it from the weight decay as well
 
@@ -79,9 +79,10 @@ class TorchRunner:
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where a float64 run drops to a lower precision, in data order."""
         with self.mode():
-            module = self._module(weights, "float64")
+            # cast before the trace: float32 numbers in a float64 tensor are right for an input
+            module, inputs = self._module(weights, "float64"), self._cast(batch, "float64")
             with islands.trace_islands(module, side=self.label) as found:
-                self._backward(module, batch, "float64", False)
+                self._backward(module, inputs, False)
             return list(found)
 
     def count(self, weights: Arrays, batch: Arrays) -> dict[str, dict[str, int | None]]:
@@ -104,13 +105,11 @@ class TorchRunner:
         return self.side.build(self._cast(weights, precision))
 
     def _backward(
-        self, module: torch.nn.Module, batch: Arrays, precision: str, lifted: bool
+        self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], lifted: bool
     ) -> dict[str, torch.Tensor]:
         with islands.lift() if lifted else nullcontext():
-            outputs = dict(module(**self._cast(batch, precision)))
-            if self.loss is None:
-                outputs["loss"] = _project(outputs)
-            outputs[self.loss or "loss"].backward()
+            outputs = dict(module(**inputs))
+            (_project(outputs) if self.loss is None else outputs[self.loss]).backward()
         return outputs
 
     def _steps(

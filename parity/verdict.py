@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .bounds import FLOAT64_TO_FLOAT32
 from .environment import environment
 from .islands import Island
 from .options import Options
@@ -84,8 +83,9 @@ def _prove_island(
     """`float32-island` only with its proof: float32 was seen in a float64 run, and widening it closes the gap."""
     if not islands:
         return "different", f"{difference}; no lower precision was seen in either float64 run", rows
-    if any(row.verdict == "FAIL" and row.measured > row.bound / FLOAT64_TO_FLOAT32 for row in rows):
-        return "different", f"{difference}; more than float32 rounding can do, though a lower precision was seen", rows
+    lower = next((island for island in islands if island.dtype not in ("float32", "float64")), None)
+    if lower is not None:
+        return "different", f"{difference}; {lower.dtype} was seen in {lower.side}, which is less than float32", rows
     stages.progress("float64: widening the float32 that was seen")
     stages.sides.lifted = True
     widened = stages.same_function()

@@ -1,0 +1,74 @@
+"""What a machine can take: memory before it is used up, devices before they are asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from .errors import ParityUsageError
+
+#: Peak memory of a check, fitted to real runs (docs/numerics.md has them) and held against others in tests/test_cli.py.
+BYTES_BASE = 800_000_000  # both frameworks, their compilers, the text
+BYTES_PER_PARAMETER = 330  # weights, moments and steps of both sides and of the twins, in every precision
+BYTES_PER_PARAMETER_AND_BATCH = 36  # gradients of the pooled batches: two sides in float64 and in the precision judged
+BYTES_PER_ACTIVATION = 10  # float64, and a quarter for what is being made from it
+POOLED_BYTES = 1e9
+POOLED_BATCHES = 8
+
+
+def default_batches(parameters: int) -> int:
+    """8 batches where their gradients fit into 1 GB; fewer for large models, whose tensors are pools in themselves."""
+    return max(1, min(POOLED_BATCHES, int(POOLED_BYTES / (parameters * BYTES_PER_PARAMETER_AND_BATCH))))
+
+
+def activation_bytes(config: Any, batch: int, seq: int) -> int:
+    """Peak bytes of the activations of one batch, which every layer of one side keeps for the backward pass."""
+    tokens = batch * seq
+    per_layer = 12 * config.d_model + 4 * config.d_ff + 4 * config.num_heads * seq
+    logits = 6 * config.vocab_size if config.head != "none" else 0
+    return BYTES_PER_ACTIVATION * tokens * (config.num_layers * per_layer + logits)
+
+
+def estimated_bytes(config: Any, parameters: int, *, batch: int, seq: int, batches: int) -> int:
+    """Peak memory of a check."""
+    per_parameter = BYTES_PER_PARAMETER + BYTES_PER_PARAMETER_AND_BATCH * batches
+    return BYTES_BASE + parameters * per_parameter + activation_bytes(config, batch, seq)
+
+
+def free_bytes() -> int:
+    """Memory that a process may still take: what the system can free, at most what its container allows."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+    if meminfo.exists():
+        kilobytes = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())["MemAvailable"].split()[0]
+        free = int(kilobytes) * 1024
+    if limit.exists() and (allowed := limit.read_text().strip()).isdigit():
+        free = min(free, int(allowed))
+    return free
+
+
+def refuse_what_does_not_fit(name: str, config: Any, parameters: int, *, batch: int, seq: int, batches: int) -> None:
+    """Raises ParityUsageError when a check needs more memory than this machine has free."""
+    needed = estimated_bytes(config, parameters, batch=batch, seq=seq, batches=batches)
+    free = free_bytes()
+    if needed > free:
+        raise ParityUsageError(
+            f"{name}: at most the {free / 1e9:.1f} GB of memory that are free, got a check that needs about "
+            f"{needed / 1e9:,.1f} GB; use --shrink (the same architecture, small), --set num_layers=1 or less --batch"
+        )
+
+
+def require_device(device: str) -> None:
+    """Raises ParityUsageError when a framework does not see the device."""
+    if device == "cpu":
+        return
+    from .backends.jax.devices import devices as jax_devices
+    from .backends.torch.devices import devices as torch_devices
+
+    blind = [name for name, devices in (("jax", jax_devices), ("torch", torch_devices)) if not devices(device)]
+    if blind:
+        raise ParityUsageError(
+            f"--device: one that both frameworks see, got {device}, unknown to {' and '.join(blind)}; "
+            "use --device cpu or install the cuda extra"
+        )

@@ -1,0 +1,91 @@
+"""Where a command's words go: progress to standard error, the report to standard output, JSON to a file or there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from .errors import ParityUsageError
+from .report import print_report
+from .result import Result
+
+STDOUT = "-"
+
+
+@contextmanager
+def showing(plain: bool) -> Iterator[Callable[[str], None]]:
+    """Progress on standard error: a live line on a terminal, a line per stage elsewhere."""
+    console = Console(stderr=True, color_system=None if plain else "auto", highlight=False)
+    started = time.perf_counter()
+    if plain or not console.is_terminal or console.is_dumb_terminal:
+        yield lambda message: print(f"[{time.perf_counter() - started:5.1f} s] {message}", file=sys.stderr, flush=True)
+        return
+    with console.status("starting") as status:
+        yield lambda message: status.update(f"[{time.perf_counter() - started:.0f} s] {message}")
+
+
+def write_result(result: Result, destination: Path | str | None, plain: bool) -> None:
+    """JSON to where it was asked for, whole or not at all; the report to standard output unless JSON went there."""
+    if destination == STDOUT:
+        print(result.to_json())
+        return
+    try:
+        if destination is not None:
+            write_whole(Path(destination), result.to_json() + "\n")
+    finally:  # a disk that is full does not cost the report as well
+        print_report(Console(color_system=None if plain else "auto", highlight=False), result)
+
+
+def destination_of(path: str | None) -> Path | str | None:
+    """The place of `--json`, tried out before a minute of work is done for it.
+
+    Raises:
+        ParityUsageError: no file can be written there.
+    """
+    if path is None or path == STDOUT:
+        return path
+    place = Path(path)
+    try:
+        if place.is_dir() or not path:
+            raise IsADirectoryError(0, "a directory" if path else "an empty name")
+        if _is_ordinary(place):
+            probe = _beside(place)
+            probe.touch(exist_ok=False)
+            probe.unlink()
+        elif not os.access(place, os.W_OK):
+            raise PermissionError(0, "no right to write")
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise ParityUsageError(
+            f"--json: a file that can be written, got {path!r} ({why}); choose another place"
+        ) from error
+    return place
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Written beside its place and moved there, so that no reader ever sees half a file; a pipe or device as it is."""
+    if not _is_ordinary(path):
+        path.write_text(text)
+        return
+    part = _beside(path)
+    try:
+        part.write_text(text)
+        os.replace(part, path.resolve())  # a link stays a link
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _is_ordinary(path: Path) -> bool:
+    """A file, or nothing yet: what may be replaced. /dev/null and the shell's >(command) may not."""
+    return path.is_file() or not path.exists()
+
+
+def _beside(path: Path) -> Path:
+    place = path.resolve()
+    return place.with_name(f".{place.name}.{os.getpid()}.part")

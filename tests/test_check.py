@@ -1,0 +1,392 @@
+"""`parity.check` on small pairs made by hand: every rung and every verdict, and what leads to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from parity import Jax, Options, Pair, ParityError, ParityUsageError, Result, Torch, check
+
+ROWS, WIDTH, OUT = 13, 11, 7
+#: float64 by type and by value: in float32 both sides have to round it
+CONSTANT = np.linspace(0.1, 0.9, OUT) / 3
+SHORT = Options(precisions=("float32",), batches=2, steps=2, flops=False)
+WEIGHTS = {
+    "w": np.random.default_rng(1).standard_normal((WIDTH, OUT)).astype(np.float32),
+    "b": np.random.default_rng(2).standard_normal(OUT).astype(np.float32),
+}
+
+
+def inputs(generator: np.random.Generator) -> Mapping[str, np.ndarray]:
+    return {"x": generator.standard_normal((ROWS, WIDTH)).astype(np.float32)}
+
+
+def jax_function(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+    hidden = jnp.tanh(jnp.matmul(x, parameters["w"]) + parameters["b"]) * jnp.asarray(CONSTANT, x.dtype)
+    return {"hidden": hidden, "loss": jnp.mean(hidden * hidden)}
+
+
+class Module(torch.nn.Module):
+    """The same function with its parameters under the same names."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]):
+        super().__init__()
+        for name, value in parameters.items():
+            self.register_parameter(name, torch.nn.Parameter(value.clone()))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = torch.tanh(x @ self.w + self.b) * torch.tensor(CONSTANT, dtype=x.dtype)
+        return {"hidden": hidden, "loss": torch.mean(hidden * hidden)}
+
+
+REFERENCE = Torch(Module, "torch", lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
+CANDIDATE = Jax(jax_function, "jax", lambda: optax.adam(1e-3))
+PAIR = Pair("by hand", REFERENCE, CANDIDATE, WEIGHTS, inputs, loss="loss", roundings=WIDTH)
+
+
+def changed(change: Callable[[dict[str, jax.Array], Any], dict[str, Any]], **fields: Any) -> Pair:
+    """The pair with the candidate's outputs put through `change(outputs, parameters)`."""
+
+    def function(parameters: Mapping[str, jax.Array], **inputs: jax.Array) -> dict[str, Any]:
+        return change(jax_function(parameters, **inputs), parameters)
+
+    return replace(PAIR, candidate=replace(CANDIDATE, function=function), **fields)
+
+
+def row(result: Result, name: str, stage: str = "float64") -> Any:
+    return next(row for row in result.rows if row.name == name and row.stage == stage)
+
+
+def test_the_same_function_passes() -> None:
+    result = check(PAIR, SHORT)
+    assert (result.verdict, result.rung, result.islands, result.first_difference) == ("PASS", "same-function", (), None)
+    names = {(row.name, row.stage) for row in result.rows}
+    for stage in ("float64", "float32"):
+        assert {("hidden", stage), ("loss", stage), ("gradient w", stage), ("step mu b", stage)} <= names
+    assert result.seed == SHORT.seed
+    result.raise_if_different()
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_does_not() -> None:
+    options = replace(SHORT, steps=0)
+    first, second = check(PAIR, options), check(PAIR, options)
+    assert first.rows == second.rows
+    assert check(PAIR, replace(options, seed=1)).rows != first.rows
+
+
+def test_a_float64_constant_serves_both_precisions_in_any_order() -> None:
+    # a function traced with x64 and without must not share a trace: jax 0.10 to 0.12 raise or promote silently
+    traced: list[str] = []
+
+    @jax.jit
+    def scaled(x: jax.Array) -> jax.Array:
+        traced.append(str(x.dtype))
+        return x * CONSTANT
+
+    def function(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        hidden = scaled(jnp.tanh(jnp.matmul(x, parameters["w"]) + parameters["b"]))
+        return {"hidden": hidden, "loss": jnp.mean(hidden * hidden)}
+
+    result = check(replace(PAIR, candidate=replace(CANDIDATE, function=function)), SHORT)
+    assert (result.verdict, result.rung) == ("PASS", "same-function")
+    assert {"float64", "float32"} <= set(traced)
+    assert row(result, "hidden", "float64").dtype == "float64"
+    assert row(result, "hidden", "float32").dtype == "float32"
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-9, 1 + 1e-4, 2.0])
+def test_another_function_is_different_and_the_first_difference_is_named(factor: float) -> None:
+    result = check(changed(lambda outputs, _: {**outputs, "hidden": outputs["hidden"] * factor}), SHORT)
+    assert (result.verdict, result.rung, result.islands) == ("FAIL", "different", ())
+    assert result.first_difference is row(result, "hidden")
+    assert "no lower precision was seen" in result.reason
+    assert result.exit_status == 1
+    with pytest.raises(ParityError, match="hidden"):
+        result.raise_if_different()
+
+
+def test_a_difference_in_the_gradient_alone_is_seen() -> None:
+    def detached(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        return jax_function({**parameters, "b": jax.lax.stop_gradient(parameters["b"])}, x)
+
+    result = check(replace(PAIR, candidate=replace(CANDIDATE, function=detached)), SHORT)
+    assert (result.verdict, result.rung) == ("FAIL", "different")
+    assert result.first_difference is not None
+    assert result.first_difference.name == "gradient b"
+
+
+@pytest.mark.parametrize("name", ["learning rate", "eps"])
+def test_a_difference_in_the_optimizer_alone_is_seen(name: str) -> None:
+    optimizer = {"learning rate": lambda: optax.adam(1.001e-3), "eps": lambda: optax.adam(1e-3, eps=1e-7)}[name]
+    result = check(replace(PAIR, candidate=replace(CANDIDATE, optimizer=optimizer)), SHORT)
+    assert (result.verdict, result.rung) == ("FAIL", "different")
+    assert result.first_difference is not None
+    assert result.first_difference.name.startswith("step parameters")
+
+
+def test_equal_bits_at_the_working_precision_are_the_rung_bitwise() -> None:
+    # one product per output and powers of two: nothing is rounded, in whatever order
+    def function(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        return {"y": x[:, :OUT] * parameters["w"][:1]}
+
+    class Product(Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"y": x[:, :OUT] * self.w[:1]}
+
+    weights = {"w": np.exp2(np.arange(2 * OUT) % 5).reshape(2, OUT).astype(np.float32)}
+    pair = Pair(
+        "bits", Torch(Product), Jax(function), weights, lambda generator: {"x": np.ones((ROWS, WIDTH), np.float32)}
+    )
+    result = check(pair, replace(SHORT, steps=0))
+    assert (result.verdict, result.rung) == ("PASS", "bitwise")
+    assert check(PAIR, SHORT).rung == "same-function", "rounding differs there: not every pair is bitwise"
+
+
+def test_without_a_loss_every_float_output_is_projected_and_none_is_added() -> None:
+    result = check(replace(PAIR, loss=None), replace(SHORT, steps=0))
+    assert result.verdict == "PASS"
+    outputs = [row.name for row in result.rows if row.stage == "float64" and not row.name.startswith("gradient")]
+    assert outputs == ["hidden", "loss"], "the pair's own loss is compared, the projection is no output"
+    detached = changed(lambda outputs, _: {**outputs, "hidden": jax.lax.stop_gradient(outputs["hidden"])}, loss=None)
+    assert check(detached, replace(SHORT, steps=0)).rung == "different", "hidden is part of the projection"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda outputs, _: {**outputs, "more": outputs["hidden"]}, "only the candidate has it"),
+        (lambda outputs, _: {"loss": outputs["loss"]}, "only the reference has it"),
+        (lambda outputs, _: {**outputs, "hidden": outputs["hidden"].T}, "shape (13, 7) against (7, 13)"),
+        (lambda outputs, _: {**outputs, "hidden": outputs["hidden"] > 0}, "type float64 against bool"),
+        (lambda outputs, _: {**outputs, "hidden": outputs["hidden"] + 0j}, "complex numbers are not judged"),
+    ],
+)
+def test_names_shapes_and_types_have_to_be_equal(change: Any, problem: str) -> None:
+    result = check(changed(change), SHORT)
+    assert (result.verdict, result.rung) == ("FAIL", "different")
+    assert result.first_difference is not None
+    assert problem in result.first_difference.derivation
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_nan_or_infinity_on_one_side_fails(bad: float) -> None:
+    def poison(outputs: dict[str, jax.Array], _: Any) -> dict[str, jax.Array]:
+        return {**outputs, "hidden": outputs["hidden"].at[2, 3].set(bad)}
+
+    result = check(changed(poison), SHORT)
+    assert (result.verdict, result.rung) == ("FAIL", "different")
+    assert row(result, "hidden").measured == math.inf
+
+
+def test_nan_everywhere_on_both_sides_is_vacuous() -> None:
+    class Nothing(Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            outputs = super().forward(x)
+            return {**outputs, "hidden": outputs["hidden"] * math.nan}
+
+    pair = changed(lambda outputs, _: {**outputs, "hidden": outputs["hidden"] * math.nan})
+    result = check(replace(pair, reference=replace(REFERENCE, build=Nothing)), SHORT)
+    assert (result.verdict, result.rung, result.exit_status) == ("VACUOUS", None, 1)
+    assert "hidden" in result.reason
+
+
+def test_a_loss_that_depends_on_no_parameter_is_vacuous() -> None:
+    class Constant(Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            outputs = super().forward(x)
+            return {**outputs, "loss": 0 * outputs["loss"]}
+
+    pair = changed(lambda outputs, _: {**outputs, "loss": 0 * outputs["loss"]})
+    result = check(replace(pair, reference=replace(REFERENCE, build=Constant)), SHORT)
+    assert result.verdict == "VACUOUS"
+    assert "the loss depends on no parameter" in result.reason
+
+
+def test_a_loss_that_counts_no_token_is_vacuous() -> None:
+    from jaxcore.presets import PRESETS, shrink
+    from parity.pairs.transformer import Source, transformer_pair
+
+    config = replace(shrink(PRESETS["tiny"]), num_layers=1)
+    pair = transformer_pair("ignored", config, Source(np.arange(50), "numbers"), batch=1, seq=8)
+    drawn = pair.inputs
+
+    def nothing_counts(generator: np.random.Generator) -> Mapping[str, np.ndarray]:
+        batch = drawn(generator)
+        return {**batch, "targets": np.full_like(batch["targets"], -100)}
+
+    result = check(replace(pair, inputs=nothing_counts), Options(precisions=(), batches=1, steps=0, flops=False))
+    assert result.verdict == "VACUOUS"
+    assert "the loss depends on no parameter" in result.reason
+
+
+def test_whole_numbers_are_compared() -> None:
+    class Choosing(Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            outputs = super().forward(x)
+            return {**outputs, "best": outputs["hidden"].argmax(-1)}
+
+    reference = replace(REFERENCE, build=Choosing)
+
+    def choose(shift: int) -> Result:
+        pair = changed(lambda outputs, _: {**outputs, "best": jnp.argmax(outputs["hidden"], -1) + shift})
+        return check(replace(pair, reference=reference), SHORT)
+
+    assert choose(0).verdict == "PASS"
+    result = choose(1)
+    assert (result.verdict, row(result, "best").measured) == ("FAIL", 1.0)
+
+
+def test_a_cast_to_float32_is_an_island_with_its_place() -> None:
+    def cast(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        hidden = jnp.tanh((jnp.matmul(x, parameters["w"]) + parameters["b"]).astype("float32")).astype(x.dtype)
+        hidden = hidden * jnp.asarray(CONSTANT, x.dtype)
+        return {"hidden": hidden, "loss": jnp.mean(hidden * hidden)}
+
+    result = check(replace(PAIR, candidate=replace(CANDIDATE, function=cast)), SHORT)
+    assert (result.verdict, result.rung, result.exit_status) == ("PASS", "float32-island", 0)
+    assert {(island.side, island.dtype) for island in result.islands} == {("jax", "float32")}
+    assert any(island.source.startswith("test_check.py:") for island in result.islands)
+    assert next(row.name for row in result.rows if row.verdict == "ISLAND") == "hidden"
+
+
+def table_pair(table: Callable[[Any], jax.Array]) -> Pair:
+    """The candidate multiplies by sin(1), sin(2) ... as `table(dtype)` computes them, the reference in its own type."""
+
+    def function(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        return {"hidden": jnp.tanh(jnp.matmul(x, parameters["w"])) * table(x.dtype)}
+
+    class Table(Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"hidden": torch.tanh(x @ self.w) * torch.sin(1 + torch.arange(OUT, dtype=x.dtype))}
+
+    return Pair("table", Torch(Table), Jax(function), {"w": WEIGHTS["w"]}, inputs)
+
+
+def test_a_table_computed_in_float32_is_an_island_too() -> None:
+    result = check(table_pair(lambda dtype: jnp.sin(1 + jnp.arange(OUT, dtype="float32")).astype(dtype)), SHORT)
+    assert (result.verdict, result.rung) == ("PASS", "float32-island")
+    assert {(island.side, island.dtype) for island in result.islands} == {("jax", "float32")}
+    assert check(table_pair(lambda dtype: jnp.sin(1 + jnp.arange(OUT, dtype=dtype))), SHORT).islands == ()
+
+
+def test_a_table_whose_digits_are_lost_before_the_program_sees_it_is_named_and_stays_different() -> None:
+    # nothing can widen it: the proof fails, but the report says where to look
+    narrow = np.sin(1 + np.arange(OUT)).astype(np.float32).astype(np.float64)
+    result = check(table_pair(lambda dtype: jnp.asarray(narrow, dtype)), SHORT)
+    assert (result.verdict, result.rung) == ("FAIL", "different")
+    assert [(island.side, island.operation, island.dtype) for island in result.islands] == [
+        ("jax", "constant", "float64")
+    ]
+    assert "does not close the gap" in result.reason
+
+
+@pytest.mark.parametrize(("dtype", "rung"), [("float32", "float32-island"), ("bfloat16", "different")])
+def test_an_output_that_is_narrow_in_float64_is_judged_by_what_was_seen_and_not_by_a_size(
+    dtype: str, rung: str
+) -> None:
+    result = check(changed(lambda outputs, _: {**outputs, "hidden": outputs["hidden"].astype(dtype)}), SHORT)
+    assert result.rung == rung
+    first = next(row for row in result.rows if row.verdict != "PASS")
+    assert first.derivation == f"type float64 against {dtype}"
+
+
+def test_a_cast_to_bfloat16_is_no_island() -> None:
+    def cast(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        hidden = jnp.tanh((jnp.matmul(x, parameters["w"]) + parameters["b"]).astype("bfloat16")).astype(x.dtype)
+        hidden = hidden * jnp.asarray(CONSTANT, x.dtype)
+        return {"hidden": hidden, "loss": jnp.mean(hidden * hidden)}
+
+    result = check(replace(PAIR, candidate=replace(CANDIDATE, function=cast)), SHORT)
+    assert (result.verdict, result.rung) == ("FAIL", "different")
+    assert result.reason.endswith("bfloat16 was seen in jax, which is less than float32")
+
+
+def test_a_fault_of_float32_size_beside_an_island_stays_different() -> None:
+    def both(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        hidden = jnp.tanh((jnp.matmul(x, parameters["w"]) + parameters["b"]).astype("float32")).astype(x.dtype)
+        hidden = hidden * jnp.asarray(CONSTANT, x.dtype) * (1 + 1e-8)
+        return {"hidden": hidden, "loss": jnp.mean(hidden * hidden)}
+
+    result = check(replace(PAIR, candidate=replace(CANDIDATE, function=both)), SHORT)
+    assert (result.verdict, result.rung) == ("FAIL", "different")
+    assert result.islands
+    assert "does not close the gap" in result.reason
+
+
+def test_a_needlessly_inaccurate_side_fails_although_the_functions_agree() -> None:
+    # float32 run through bfloat16, float64 untouched: what a library's fast mode does
+    def fast(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        if x.dtype == jnp.float32:
+            x = x.astype("bfloat16").astype("float32")
+        return jax_function(parameters, x)
+
+    result = check(replace(PAIR, candidate=replace(CANDIDATE, function=fast)), SHORT)
+    assert (result.verdict, result.rung) == ("FAIL", "same-function")
+    assert "jax is further from its float64" in result.reason
+    assert result.first_difference is not None
+    assert result.first_difference.stage == "float32"
+
+
+def test_what_leaves_the_range_of_float16_on_both_sides_is_undecided_and_nothing_else_is_lost() -> None:
+    # Adam's eps of 1e-8 is zero in float16, and so is the second moment: nothing is left but 0 / 0
+    result = check(PAIR, replace(SHORT, precisions=("float16",)))
+    assert (result.verdict, result.rung) == ("PASS", "same-function"), result.reason
+    assert row(result, "step parameters w", "float16").verdict == "ABSTAIN"
+    assert row(result, "hidden", "float16").verdict == "PASS"
+
+
+def test_without_an_optimizer_or_steps_no_step_is_judged() -> None:
+    for pair, options in (
+        (replace(PAIR, candidate=replace(CANDIDATE, optimizer=None)), SHORT),
+        (PAIR, replace(SHORT, steps=0)),
+    ):
+        result = check(pair, options)
+        assert result.verdict == "PASS"
+        assert not [row for row in result.rows if "step" in row.name or "stream" in row.name]
+
+
+def test_a_parameter_that_the_loss_does_not_reach_is_zero_on_both_sides() -> None:
+    # PyTorch leaves no gradient there, and an optimizer that skips it would skip its weight decay as well
+    class Decayed(Module):
+        pass
+
+    weights = {**WEIGHTS, "unused": np.ones(3, np.float32)}
+    pair = replace(
+        PAIR,
+        weights=weights,
+        reference=Torch(Decayed, "torch", lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1)),
+        candidate=Jax(jax_function, "jax", lambda: optax.adamw(1e-3, weight_decay=0.1)),
+    )
+    result = check(pair, SHORT)
+    assert result.verdict == "PASS", result.reason
+    assert result.zero_gradients == ("unused",)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precisions": ("float64",)}, "precisions: of float32, float16, bfloat16, got 'float64'"),
+        ({"precisions": ("tf32",)}, "precisions: of float32, float16, bfloat16, got 'tf32'"),
+        ({"batches": 0}, "batches: at least 1, got 0"),
+        ({"steps": -1}, "steps: at least 0, got -1"),
+        ({"seed": -1}, "seed: at least 0, got -1"),
+    ],
+)
+def test_options_that_no_check_can_have_are_the_callers_mistake(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParityUsageError, match=message):
+        Options(**options)
+
+
+def test_progress_names_every_stage() -> None:
+    said: list[str] = []
+    check(PAIR, SHORT, said.append)
+    assert [line.split(":")[0] for line in said] == ["float64"] * 3 + ["float32"] * 2

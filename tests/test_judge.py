@@ -1,0 +1,325 @@
+"""Verdicts on arrays: what has to fail fails, what cannot be judged says so, and nothing passes by being left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from parity.compare import rms
+from parity.judge import Batches, Judge, group_of, moved
+from parity.result import Row
+
+JUDGE = Judge(("reference", "candidate"), roundings=100)
+SHAPE = (19, 23)
+NAN, INF = math.nan, math.inf
+
+
+def normal(seed: int, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def noisy(array: np.ndarray, relative: float, seed: int = 7) -> np.ndarray:
+    return np.where(np.isfinite(array), array + relative * rms(array) * normal(seed, array.shape), array)
+
+
+def float64_rows(
+    reference: Mapping[str, Any], candidate: Mapping[str, Any], error32: float = 1e-7, kind: str = "output"
+) -> dict[str, Row]:
+    """The float64 rule on one batch; the reference's float32 run is off by `error32`."""
+    low = {name: noisy(np.asarray(value, np.float64), error32).astype(np.float32) for name, value in reference.items()}
+    return {row.name: row for row in JUDGE.same_function(Batches(kind, [reference], [candidate]), [low])}
+
+
+def accuracy_row(exact: np.ndarray, reference: np.ndarray, candidate: np.ndarray, precision: str = "float32") -> Row:
+    """The accuracy rule on one tensor and one batch, with one float64 truth."""
+    truth, low = (
+        Batches("output", [{"x": exact}], [{"x": exact}]),
+        Batches("output", [{"x": reference}], [{"x": candidate}]),
+    )
+    (row,) = JUDGE.same_accuracy(truth, low, precision)
+    return row
+
+
+def test_rounding_passes_and_a_difference_of_a_billionth_fails() -> None:
+    x = normal(0)
+    rows = float64_rows({"x": x}, {"x": noisy(x, 1e-16)}) | float64_rows({"y": x}, {"y": noisy(x, 1e-9)})
+    assert (rows["x"].verdict, rows["y"].verdict) == ("PASS", "FAIL")
+    assert rows["y"].measured == pytest.approx(1e-9, rel=0.1)
+    assert rows["y"].headroom < 1e-3
+    assert rows["y"].required == rows["y"].measured
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-30, 1e30, 1e200])
+def test_the_verdict_does_not_depend_on_the_scale(scale: float) -> None:
+    x = normal(0) * scale
+    low = {"x": noisy(x, 1e-7)}
+
+    def verdict(other: np.ndarray) -> str:
+        (row,) = JUDGE.same_function(Batches("output", [{"x": x}], [{"x": other}]), [low])
+        return row.verdict
+
+    assert verdict(noisy(x, 1e-16)) == "PASS"
+    assert verdict(noisy(x, 1e-9)) == "FAIL"
+
+
+# ---- ways in which a published check has passed what was wrong; each must fail here
+
+
+def test_a_signed_difference_does_not_pass() -> None:
+    x = normal(0)
+    for other in (x - 1, x + 1, -x):
+        assert float64_rows({"x": x}, {"x": other})["x"].verdict == "FAIL"
+
+
+def test_equal_means_do_not_pass() -> None:
+    x = normal(0)
+    assert float64_rows({"x": x}, {"x": np.random.default_rng(1).permutation(x)})["x"].verdict == "FAIL"
+
+
+def test_a_missing_or_surplus_name_fails() -> None:
+    x = normal(0)
+    rows = float64_rows({"x": x, "y": x}, {"x": x, "z": x})
+    assert {name: row.verdict for name, row in rows.items()} == {"output y": "FAIL", "output z": "FAIL", "x": "PASS"}
+    assert rows["output y"].derivation == "only the reference has it"
+    assert (rows["output y"].measured, rows["output y"].bound) == (INF, 0.0)
+
+
+@pytest.mark.parametrize("other", [normal(0)[:, :-1], normal(0)[None], normal(0).astype(np.float32)])
+def test_another_shape_or_type_fails_without_broadcasting(other: np.ndarray) -> None:
+    (row,) = float64_rows({"x": normal(0)}, {"x": other}).values()
+    assert row.verdict == "FAIL"
+
+
+def test_a_name_that_only_one_batch_has_fails() -> None:
+    x = normal(0)
+    batches = [{"x": x}, {"x": x, "late": x}]
+    rows = {row.name: row for row in JUDGE.same_function(Batches("output", batches, batches), batches)}
+    assert rows["output late"].verdict == "FAIL"
+    assert rows["output late"].derivation == "some batches have it and others have not"
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_nan_and_infinity_on_one_side_fail_and_in_place_on_both_do_not(bad: float) -> None:
+    x = normal(0)
+    broken = x.copy()
+    broken[3, 4] = bad
+    assert float64_rows({"x": x}, {"x": broken})["x"].verdict == "FAIL"
+    row = float64_rows({"x": broken}, {"x": x})["x"]
+    assert row.verdict == "FAIL"
+    assert row.derivation == "NaN and infinity must stand in the same places, they do not at 1 elements"
+    assert float64_rows({"x": broken}, {"x": broken})["x"].verdict == "PASS"
+    moved_away = x.copy()
+    moved_away[4, 3] = bad
+    assert "at 2 elements" in float64_rows({"x": broken}, {"x": moved_away})["x"].derivation
+
+
+def test_infinities_of_opposite_sign_fail() -> None:
+    assert float64_rows({"x": np.array([INF, 1.0])}, {"x": np.array([-INF, 1.0])})["x"].verdict == "FAIL"
+
+
+@pytest.mark.parametrize("array", [np.full(3, NAN), np.full(3, INF), np.zeros((0, 4))])
+def test_where_nothing_finite_is_left_the_row_is_vacuous(array: np.ndarray) -> None:
+    row = float64_rows({"x": array}, {"x": array})["x"]
+    assert row.verdict == "VACUOUS"
+    assert row.derivation == "no element is finite, so that nothing was compared"
+
+
+def test_a_value_where_the_reference_is_zero_fails() -> None:
+    zeros = np.zeros(SHAPE)
+    assert float64_rows({"x": zeros}, {"x": zeros})["x"].verdict == "PASS"
+    row = float64_rows({"x": zeros}, {"x": 1e-30 * normal(0)})["x"]
+    assert (row.verdict, row.measured) == ("FAIL", INF)
+
+
+def test_one_batch_of_zeros_does_not_hide_a_difference_in_it() -> None:
+    x, zeros = normal(0), np.zeros(SHAPE)
+    exact = Batches("output", [{"x": x}, {"x": zeros}], [{"x": x}, {"x": 0.1 * x}])
+    (row,) = JUDGE.same_function(exact, [{"x": noisy(x, 1e-7)}, {"x": zeros}])
+    assert row.verdict == "FAIL"
+
+
+def test_a_difference_in_one_batch_of_eight_is_not_averaged_away() -> None:
+    xs = [normal(seed) for seed in range(8)]
+    others = [noisy(x, 1e-9) if seed == 5 else x for seed, x in enumerate(xs)]
+    exact = Batches("output", [{"x": x} for x in xs], [{"x": x} for x in others])
+    (row,) = JUDGE.same_function(exact, [{"x": noisy(x, 1e-7)} for x in xs])
+    assert row.verdict == "FAIL"
+
+
+@pytest.mark.parametrize(("other", "verdict"), [([1, 2, 3], "PASS"), ([1, 2, 4], "FAIL")])
+@pytest.mark.parametrize("dtype", [np.int32, bool])
+def test_whole_numbers_have_to_be_equal(other: list[int], verdict: str, dtype: type) -> None:
+    a, b = np.array([1, 2, 3]), np.array(other)
+    if dtype is bool:
+        a, b = a > 3, b > 3
+    assert float64_rows({"x": a.astype(dtype)}, {"x": b.astype(dtype)})["x"].verdict == verdict
+
+
+# ---- accuracy
+
+
+def test_equally_accurate_sides_pass_and_a_needlessly_inaccurate_one_fails_on_either_side() -> None:
+    x = normal(0, (61, 67))
+    good, bad = noisy(x, 1e-6, 1).astype(np.float32), noisy(x, 1e-4, 2).astype(np.float32)
+    assert accuracy_row(x, good, noisy(x, 1.5e-6, 3).astype(np.float32)).verdict == "PASS"
+    for sides, label in (((good, bad), "candidate"), ((bad, good), "reference")):
+        row = accuracy_row(x, *sides)
+        assert row.verdict == "FAIL"
+        assert row.derivation.startswith(f"{label} is further from its float64: ")
+
+
+def test_statistics_in_bfloat16_inside_a_float32_run_fail() -> None:
+    x = normal(0, (61, 67))
+
+    def layer_norm(x: np.ndarray, statistics: Any) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True).astype(statistics).astype(x.dtype)
+        scale = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+        return centred * scale.astype(statistics).astype(x.dtype)
+
+    exact, good = (
+        layer_norm(x.astype(np.float32).astype(np.float64), np.float64),
+        layer_norm(x.astype(np.float32), np.float32),
+    )
+    assert accuracy_row(exact, good, good).verdict == "PASS"
+    assert accuracy_row(exact, good, layer_norm(x.astype(np.float32), ml_dtypes.bfloat16)).verdict == "FAIL"
+
+
+def test_a_bound_as_large_as_the_tensor_abstains() -> None:
+    x = normal(0)
+    row = accuracy_row(x, noisy(x, 0.8, 1).astype(np.float32), noisy(x, 0.8, 2).astype(np.float32))
+    assert row.verdict == "ABSTAIN"
+    assert row.bound >= 1
+    assert row.derivation.startswith("the bound is as large as the tensor: ")
+
+
+def test_overflow_on_both_sides_abstains_where_the_truth_is_finite() -> None:
+    exact = np.array([1.0, 2.0, 70_000.0])
+    low = np.array([1.0, 2.0, INF], np.float16)
+    assert accuracy_row(exact, low, low, "float16").verdict == "ABSTAIN"
+    assert accuracy_row(exact, low, np.array([1.0, 2.0, 65_504.0], np.float16), "float16").verdict == "FAIL"
+    exact[2] = INF
+    assert accuracy_row(exact, low, low, "float16").verdict == "PASS"
+
+
+def test_bfloat16_arrays_are_judged() -> None:
+    x = normal(0, (61, 67))
+    rounded = x.astype(ml_dtypes.bfloat16)
+    row = accuracy_row(x, rounded, rounded, "bfloat16")
+    assert (row.verdict, row.dtype) == ("PASS", "bfloat16")
+    assert accuracy_row(x, rounded, (x * 1.02).astype(ml_dtypes.bfloat16), "bfloat16").verdict == "FAIL"
+
+
+def test_one_number_says_little_about_accuracy_and_much_about_the_function() -> None:
+    x = np.array(3.7)
+    lucky, usual = np.array(3.7 * (1 + 1e-9)), np.array(3.7 * (1 + 1e-4))
+    assert accuracy_row(x, lucky, usual).verdict == "PASS"
+    assert float64_rows({"x": x}, {"x": x * (1 + 1e-9)})["x"].verdict == "FAIL"
+
+
+def test_the_widest_of_reference_and_twins_bounds_the_candidate() -> None:
+    x = normal(0, (61, 67))
+    exact = Batches("step mu", [{"w": x}], [{"w": x}])
+
+    def verdict(candidate: float, *twins: float) -> str:
+        low = Batches("step mu", [{"w": noisy(x, 1e-4, 1)}], [{"w": noisy(x, candidate, 2)}])
+        nearby = [{"w": noisy(x, twin, 3)} for twin in twins]
+        (row,) = JUDGE.within_twins(exact, low, nearby, "float32", frozenset())
+        assert row.name == "step mu w"
+        return row.verdict
+
+    assert verdict(2e-4, 1e-4) == "PASS"
+    assert verdict(9e-4, 1e-4) == "FAIL"
+    assert verdict(9e-4, 1e-4, 4e-4) == "PASS"
+
+
+# ---- gradients that are zero in theory
+
+
+def zero_rows(norm: float, other: float, noise: float = 1e-9) -> tuple[frozenset[str], list[Row]]:
+    x, rest = normal(0), normal(1)
+    exact = Batches("gradient", [{"k.bias": norm * x, "q": rest}], [{"k.bias": other * normal(2), "q": rest}])
+    low = {"k.bias": norm * x + noise * normal(3), "q": noisy(rest, 1e-7)}
+    return JUDGE.zero_gradients(exact, [low])
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-18, 1e-17, 3e-17])
+def test_rounding_noise_is_recognised_on_both_sides(norm: float) -> None:
+    zero, rows = zero_rows(norm, norm)
+    assert (zero, rows) == ({"k.bias"}, [])
+
+
+@pytest.mark.parametrize("norm", [1e-12, 1e-9, 1e-7, 1.0])
+def test_a_small_gradient_is_a_gradient(norm: float) -> None:
+    zero, rows = zero_rows(norm, norm)
+    assert (zero, rows) == (frozenset(), [])
+
+
+@pytest.mark.parametrize("sides", [(1e-18, 1e-7), (1e-7, 1e-18)])
+def test_a_gradient_that_only_one_side_has_fails(sides: tuple[float, float]) -> None:
+    zero, rows = zero_rows(*sides)
+    assert not zero
+    assert [(row.name, row.verdict) for row in rows] == [("gradient k.bias", "FAIL")]
+
+
+def test_where_every_gradient_is_zero_the_check_is_vacuous() -> None:
+    zeros = {"w": np.zeros(SHAPE), "b": np.zeros(5)}
+    zero, rows = JUDGE.zero_gradients(Batches("gradient", [zeros], [zeros]), [zeros])
+    assert zero == {"w", "b"}
+    assert [(row.verdict, row.derivation) for row in rows] == [
+        ("VACUOUS", "every gradient is zero on both sides, so that the loss depends on no parameter")
+    ]
+    assert JUDGE.zero_gradients(Batches("gradient", [{}], [{}]), [{}]) == (frozenset(), []), (
+        "no parameters is no mistake"
+    )
+
+
+def test_zero_gradients_are_left_out_of_later_rows_and_no_others() -> None:
+    x = normal(0)
+    exact = Batches("gradient", [{"k": x, "q": x}], [{"k": -x, "q": x}])
+    rows = JUDGE.same_function(exact, [{"k": x, "q": noisy(x, 1e-7)}], frozenset({"k"}))
+    assert [row.name for row in rows] == ["gradient q"]
+
+
+# ---- operations
+
+
+def test_an_operation_is_measured_in_units_of_one_rounding() -> None:
+    from parity.bounds import Bound
+
+    x = normal(0, (61, 67))
+    once = x.astype(ml_dtypes.bfloat16)
+    twice = noisy(x, 2.0**-8).astype(ml_dtypes.bfloat16)
+    for sides, label, verdict in (
+        ((once, once), "", "PASS"),
+        ((once, twice), "candidate", "FAIL"),
+        ((twice, once), "reference", "FAIL"),
+    ):
+        (row,) = JUDGE.operation("gelu", [[x], [x]], [[sides[0]], [sides[1]]], "bfloat16", Bound(1.1, "one rounding"))
+        assert row.verdict == verdict
+        assert row.derivation.startswith(label)
+    assert row.measured > 2
+
+
+def test_rows_are_grouped_as_the_table_shows_them() -> None:
+    assert group_of("output", "logits") == "logits"
+    assert group_of("gradient", "layers.11.attention.q_proj.weight") == "gradient layers.attention"
+    assert group_of("gradient", "layers.attention.q_proj.weight") == "gradient layers.attention"
+    assert group_of("gradient", "token_embedding.weight") == "gradient token_embedding"
+    assert group_of("step mu", "layers.0.mlp.up_proj.weight") == "step mu"
+    assert group_of("near-eps stream nu", "matrix") == "near-eps stream"
+
+
+def test_movement_in_adams_own_metric_is_as_large_as_the_noise_that_caused_it() -> None:
+    # one element's gradient is noise: Adam makes a whole step of it, in either direction
+    start, nu = {"w": np.zeros(2)}, {"w": np.array([1.0, 1e-18])}
+    up, down = ({"w": np.array([-1e-3, sign * 1e-3])} for sign in (1, -1))
+    plain = moved(start, up)["w"] - moved(start, down)["w"]
+    weighted = moved(start, up, nu)["w"] - moved(start, down, nu)["w"]
+    assert abs(plain[1]) == 2e-3
+    assert abs(weighted[1]) == pytest.approx(2e-12)
+    assert moved(start, up, {})["w"] == pytest.approx([-1e-3, 1e-3])
