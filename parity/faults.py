@@ -64,7 +64,9 @@ def plant_fault(spec: str) -> Fault:
         near = difflib.get_close_matches(name, catalogue(), n=3) or list(catalogue())[:3]
         raise ParityUsageError(f"--plant: a fault of the catalogue, got {name!r}; did you mean {' or '.join(near)}?")
     if side not in SIDES:
-        raise ParityUsageError(f"--plant: NAME@SIDE with the side {' or '.join(SIDES)}, got {spec!r}; for example {name}@jaxcore")
+        raise ParityUsageError(
+            f"--plant: NAME@SIDE with the side {' or '.join(SIDES)}, got {spec!r}; for example {name}@jaxcore"
+        )
     fault = catalogue()[name]
     sys.meta_path.insert(0, _Editor(side, fault))
     _forget(side)
@@ -73,13 +75,19 @@ def plant_fault(spec: str) -> Fault:
 
 @contextmanager
 def planted(spec: str) -> Iterator[Fault]:
-    """Plants a fault and takes it out again."""
+    """Plants a fault, takes it out again, and puts back the very modules that were there: their classes are in use."""
+    before = dict(sys.modules)
     fault = plant_fault(spec)
+    side = spec.partition("@")[2]
     try:
         yield fault
     finally:
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Editor)]
-        _forget(spec.partition("@")[2])
+        _forget(side)
+        for name, module in before.items():
+            if name.startswith(f"{side}."):
+                sys.modules[name] = module
+                setattr(sys.modules[side], name.removeprefix(f"{side}."), module)
 
 
 def edit(source: str, fault: Fault, side: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +27,8 @@ from .compare import (
 from .formats import FORMATS
 from .result import Row
 from .runs import is_float
+
+Errors = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,12 @@ class Judge:
         precision: str,
         zero: frozenset[str] = frozenset(),
         floor: Bound | None = None,
+        spread: tuple[Errors, Errors] = ({}, {}),
     ) -> list[Row]:
-        """Each side's error against its own float64 run, the worse bounded by the better (bounds.accuracy_bound)."""
+        """Each side's error against its own float64 run, the worse bounded by the better (bounds.accuracy_bound).
+
+        `spread` holds, for each side, the largest errors of its twins: a side is as accurate as its worst neighbour.
+        """
         rows = self._broken(low, precision)
         for name in low.names():
             if name in zero or name not in exact.reference[0] or name not in exact.candidate[0]:
@@ -120,13 +126,23 @@ class Judge:
             worse = int(errors[1] > errors[0])
             once = _relative([nearest(array, values[0][0].dtype) for array in truths[0]], truths[0])
             count = min(independent(_errors(value, truth)) for value, truth in zip(values, truths, strict=True))
-            bound = accuracy_bound(errors[1 - worse], once, count, floor or path_floor(precision, self.roundings))
+            yardstick = max(errors[1 - worse], spread[1 - worse].get(name, 0.0))
+            bound = accuracy_bound(yardstick, once, count, floor or path_floor(precision, self.roundings))
             whose = f"{self.labels[worse]} is further from its float64"
             if min(errors) == np.inf:
                 whose = f"both have left the range of {precision}, or are not zero where their float64 is"
             bound = Bound(bound.value, f"{whose}: {bound.derivation}")
             rows.append(self._row(low, name, precision, errors[worse], bound, values[1]))
         return rows
+
+    def errors(self, exact: Batches, low: Batches) -> tuple[Errors, Errors]:
+        """Each side's error against its own float64 run by tensor, unjudged."""
+        names = [name for name in low.names() if name in exact.reference[0] and name in exact.candidate[0]]
+        reference, candidate = (
+            {name: _error([batch[name] for batch in a], [batch[name] for batch in b]) for name in names}
+            for a, b in ((low.reference, exact.reference), (low.candidate, exact.candidate))
+        )
+        return reference, candidate
 
     def within_twins(
         self, exact: Batches, low: Batches, twins: Sequence[Arrays], precision: str, zero: frozenset[str]

@@ -11,7 +11,7 @@ import numpy as np
 from .bounds import Bound, optimizer_floor
 from .compare import same_bits
 from .formats import FORMATS
-from .judge import Batches, Judge, moved
+from .judge import Batches, Errors, Judge, moved
 from .options import Options
 from .pair import Pair
 from .result import Row
@@ -104,9 +104,11 @@ class Stages:
             exact = self.sides.run(weights, self.pooled, "float64")
         low = self.sides.run(weights, self.pooled, precision)
         self.bitwise &= _all_same_bits(low)
+        spreads = self._spreads(exact, weights, precision) if narrow else [({}, {}), ({}, {})]
         rows = []
-        for truth, values in zip(_kinds(exact), _kinds(low), strict=True):
-            rows += self.judge.same_accuracy(truth, values, precision, self.zero)
+        for truth, values, spread in zip(_kinds(exact), _kinds(low), spreads, strict=True):
+            rows += self.judge.same_accuracy(truth, values, precision, self.zero, spread=spread)
+        del low
         if self.optimizes:
             self.progress(f"{precision}: optimizer steps")
             if narrow or trained is None:
@@ -140,10 +142,30 @@ class Stages:
             rows += self.judge.operation(f"operation {operation.name}", exact, low, precision, bound)
         return rows
 
+    def _spreads(
+        self, exact: tuple[list[Run], list[Run]], weights: Arrays, precision: str
+    ) -> list[tuple[Errors, Errors]]:
+        """The largest errors of each side's twins, of outputs and of gradients.
+
+        In 16 bits an element of a ReLU may fall on the other side of its kink; one such event is most of the error of many
+        tensors, and a single run has it or has it not.
+        """
+        self.progress(f"{precision}: twins, one unit in the last place away")
+        largest: list[tuple[dict[str, float], dict[str, float]]] = [({}, {}), ({}, {})]
+        for index in range(TWINS):
+            twins = self.sides.run(self._twin(weights, precision, index), self.pooled, precision)
+            for kept, truth, values in zip(largest, _kinds(exact), _kinds(twins), strict=True):
+                for side, errors in zip(kept, self.judge.errors(truth, values), strict=True):
+                    side.update({name: max(error, side.get(name, 0.0)) for name, error in errors.items()})
+        return [*largest]
+
+    def _twin(self, weights: Arrays, precision: str, index: int) -> Arrays:
+        return perturbed(weights, precision, [self.options.seed, index])
+
     def _step_accuracy(self, exact: tuple[Trained, Trained], weights: Arrays, precision: str) -> list[Row]:
         """The candidate's steps against the reference's and those of its twins, which start one ulp away."""
         low = self.sides.train(weights, self.stepped, precision)
-        starts = [perturbed(weights, precision, [self.options.seed, index]) for index in range(TWINS)]
+        starts = [self._twin(weights, precision, index) for index in range(TWINS)]
         twins = [
             _step_kinds("step", exact, self.sides.reference.train(start, self.stepped, precision), start)
             for start in starts

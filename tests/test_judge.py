@@ -237,6 +237,23 @@ def test_the_widest_of_reference_and_twins_bounds_the_candidate() -> None:
     assert verdict(9e-4, 1e-4, 4e-4) == "PASS"
 
 
+def test_a_side_is_as_accurate_as_its_worst_twin() -> None:
+    """A kink that one run fell over and the other did not is in the other's twins; a real loss of accuracy is not."""
+    x = normal(0, (61, 67))
+    exact = Batches("gradient", [{"w": x}], [{"w": x}])
+    low = Batches("gradient", [{"w": noisy(x, 1e-1, 1)}], [{"w": noisy(x, 1e-2, 2)}])
+    assert [errors["w"] for errors in JUDGE.errors(exact, low)] == pytest.approx([1e-1, 1e-2], rel=0.1)
+
+    def verdict(reference_twin: float, candidate_twin: float) -> str:
+        spread = {"w": reference_twin}, {"w": candidate_twin}
+        (row,) = JUDGE.same_accuracy(exact, low, "bfloat16", spread=spread)
+        return row.verdict
+
+    assert verdict(1e-1, 1e-2) == "FAIL"
+    assert verdict(1e-1, 8e-2) == "PASS"
+    assert verdict(9e-1, 1e-2) == "FAIL", "the worse side's own twins excuse nothing"
+
+
 # ---- gradients that are zero in theory
 
 
