@@ -147,8 +147,8 @@ class Stages:
     ) -> list[tuple[Errors, Errors]]:
         """The largest errors of each side's twins, of outputs and of gradients.
 
-        In 16 bits an element of a ReLU may fall on the other side of its kink; one such event is most of the error of many
-        tensors, and a single run has it or has it not.
+        In 16 bits an element of a ReLU may fall on the other side of its kink. One such event is most of the error of
+        many tensors, and a single run has it or has it not.
         """
         self.progress(f"{precision}: twins, one unit in the last place away")
         largest: list[tuple[dict[str, float], dict[str, float]]] = [({}, {}), ({}, {})]
