@@ -66,9 +66,15 @@ def independent(errors: Sequence[np.ndarray]) -> int:
 
     The error of a weight's gradient is a sum of rank-one terms, one for each cause: a sum over keys that is not quite
     zero, a ReLU that rounding has switched. Its singular values s tell how many there are: 3 (sum s^2)^2 / sum s^4 is k
-    for k normal numbers, whose fourth moment is 3. A vector has its elements for s; of the ways to fold a tensor into a
-    matrix the one with the most counts.
+    for k normal numbers, whose fourth moment is 3. Of the ways to fold a tensor into a matrix the one with the most
+    counts. One cause may change a whole vector too, but not in every batch: the batches are the rows. A single vector
+    and numbers have themselves for s.
     """
+    size = sum(error.size for error in errors)
+    if errors[0].ndim < 2:
+        rows = [error.reshape(-1) for error in errors]
+        stacks = len(rows) > 1 and {row.size for row in rows} == {rows[0].size} and rows[0].size > 1
+        errors = [np.stack(rows) if stacks else np.concatenate(rows)]
     most = 1.0
     for axis in range(1, max(2, errors[0].ndim)):
         squares = fourths = 0.0
@@ -79,7 +85,7 @@ def independent(errors: Sequence[np.ndarray]) -> int:
             fourths += float(np.sum(gram**2))
         if fourths:
             most = max(most, 3 * squares**2 / fourths)
-    return max(1, min(int(most), sum(error.size for error in errors)))
+    return max(1, min(int(most), size))
 
 
 def _folded(error: np.ndarray, axis: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Planting a known fault in one side: the source of one module is edited as it is imported. The catalogue is faults.toml."""
+"""Planting a known fault in one side: the source of one module is edited as it is imported; faults.toml lists them."""
 
 from __future__ import annotations
 

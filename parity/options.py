@@ -10,7 +10,9 @@ from .formats import FORMATS
 
 @dataclass(frozen=True)
 class Options:
-    """`precisions` are judged after float64, in this order; `batches` are pooled, `steps` the optimizer's.
+    """`precisions` are judged after float64, in this order.
+
+    `batches` are pooled; `steps` are the optimizer's; `grads` False compares outputs only, and takes no steps.
 
     Raises:
         ParityUsageError: a value that no check can have.
@@ -19,6 +21,7 @@ class Options:
     precisions: tuple[str, ...] = ("float32", "bfloat16")
     batches: int = 8
     steps: int = 3
+    grads: bool = True
     seed: int = 0
     device: str = "cpu"
     flops: bool = True
@@ -28,6 +31,8 @@ class Options:
             if name not in FORMATS or name == "float64":
                 known = ", ".join(each for each in FORMATS if each != "float64")
                 raise ParityUsageError(f"precisions: of {known}, got {name!r}; float64 is always judged")
+        if self.steps and not self.grads:
+            object.__setattr__(self, "steps", 0)
         for name, least in (("batches", 1), ("steps", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ParityUsageError(f"{name}: at least {least}, got {getattr(self, name)}; choose a larger one")

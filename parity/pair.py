@@ -69,7 +69,7 @@ class Pair:
         reference: the side whose own rounding sets the scale of every bound.
         candidate: the side that is asked whether it is the same function.
         weights: every parameter by name, given to both sides alike.
-        inputs: a function of a NumPy Generator that returns one batch by name.
+        inputs: one batch by name, or a function of a NumPy Generator that returns one.
         loss: the name of the scalar output to differentiate; None: a fixed random projection of every float output.
         operations: what is judged one by one in the 16-bit formats.
         roundings: the number of products added along the longest path through the model, for the unit-roundoff floor.
@@ -81,7 +81,7 @@ class Pair:
     reference: Side
     candidate: Side
     weights: Arrays
-    inputs: Batches
+    inputs: Batches | Arrays
     loss: str | None = None
     operations: Sequence[Operation] = ()
     roundings: int = 1

@@ -83,9 +83,15 @@ class Sides:
     def count(self, weights: Arrays, batch: Arrays) -> dict[str, dict[str, int | None]]:
         """Matmul FLOPs by every method of both frameworks."""
         reference, candidate = (runner.count(weights, batch) for runner in (self.reference, self.candidate))
-        order = ("jaxpr", "torch", "xla_lowered")
-        found = {name: reference[name] | candidate[name] for name in reference}
-        return {name: {method: each[method] for method in order if method in each} for name, each in found.items()}
+        counts = {}
+        for name in reference:
+            # two sides of one framework have the same methods: the candidate's stand apart under its label
+            second = {
+                m if m not in reference[name] else f"{m} {self.candidate.label}": c for m, c in candidate[name].items()
+            }
+            both = second | reference[name]
+            counts[name] = {method: both[method] for method in sorted(both)}
+        return counts
 
     def _lifts(self, precision: str) -> bool:
         return self.lifted and precision == "float64"

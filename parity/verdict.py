@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from .environment import environment
+from .errors import ParityUsageError
 from .islands import Island
 from .options import Options
 from .pair import Pair
@@ -18,13 +20,18 @@ Verdict = tuple[str, str | None, str]
 Counts = Mapping[str, Mapping[str, int | None]]
 
 
-def check(pair: Pair, options: Options | None = None, progress: Progress = lambda message: None) -> Result:
-    """Judges whether the two sides of a pair are the same function.
+def check(
+    pair: Pair, options: Options | None = None, progress: Progress = lambda message: None, **changes: Any
+) -> Result:
+    """Judges whether the two sides of a pair are the same function; `changes` are fields of Options, such as `steps=0`.
 
     Raises:
         ParityUsageError: the pair or the options cannot be run.
     """
-    options = options or Options()
+    if unknown := changes.keys() - {field.name for field in fields(Options)}:
+        known = ", ".join(field.name for field in fields(Options))
+        raise ParityUsageError(f"check: options are {known}, got {', '.join(sorted(unknown))}; use one of them")
+    options = replace(options or Options(), **changes)
     started = time.perf_counter()
     sides = Sides.of(pair, options.device)
     stages = Stages(pair, sides, options, progress)
@@ -82,7 +89,7 @@ def _prove_island(
 ) -> tuple[str, str, list[Row]]:
     """`float32-island` only with its proof: float32 was seen in a float64 run, and widening it closes the gap."""
     if not islands:
-        return "different", f"{difference}; no lower precision was seen in either float64 run", rows
+        return "different", f"{difference}; no lower precision was seen in the float64 outputs and gradients", rows
     lower = next((island for island in islands if island.dtype not in ("float32", "float64")), None)
     if lower is not None:
         return "different", f"{difference}; {lower.dtype} was seen in {lower.side}, which is less than float32", rows
@@ -119,7 +126,10 @@ def _equal(counts: Counts) -> bool | None:
     """Whether all counts of matmul work are one integer; XLA's own counts elementwise work too. None: not counted."""
     if not counts:
         return None
-    return all(len({value for key, value in found.items() if key != "xla_lowered"}) == 1 for found in counts.values())
+    matmuls = [
+        [value for key, value in found.items() if not key.startswith("xla_lowered")] for found in counts.values()
+    ]
+    return all(len(set(found)) == 1 for found in matmuls) if all(len(found) > 1 for found in matmuls) else None
 
 
 def _first(rows: Sequence[Row], verdict: str) -> Row | None:

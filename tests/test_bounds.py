@@ -60,6 +60,15 @@ def test_chance_tends_to_the_normal_law() -> None:
     assert math.log(chance(10**6)) == pytest.approx(4.89 / 1000, rel=0.01)
 
 
+def test_one_number_that_float32_had_by_luck_is_no_false_alarm() -> None:
+    # the exact loss lies next to a float32 number: its error says nothing about float64
+    usual, lucky = 1e-7, 1e-10
+    gap64 = usual * bounds.FLOAT64_TO_FLOAT32
+    assert float64_bound(lucky, 1).value > gap64
+    assert float64_bound(lucky, 1000).value == bounds.FLOAT64_FLOOR
+    assert float64_bound(usual, 1).value < 1e-9, "and a wrong loss is seen all the same"
+
+
 @given(error, error, count)
 def test_a_larger_float32_error_allows_a_larger_distance(a: float, b: float, errors: int) -> None:
     low, high = sorted((a, b))

@@ -346,7 +346,10 @@ def test_what_leaves_the_range_of_float16_on_both_sides_is_undecided_and_nothing
 
 def test_without_an_optimizer_or_steps_no_step_is_judged() -> None:
     for pair, options in (
-        (replace(PAIR, candidate=replace(CANDIDATE, optimizer=None)), SHORT),
+        (
+            replace(PAIR, reference=replace(REFERENCE, optimizer=None), candidate=replace(CANDIDATE, optimizer=None)),
+            SHORT,
+        ),
         (PAIR, replace(SHORT, steps=0)),
     ):
         result = check(pair, options)
@@ -390,3 +393,46 @@ def test_progress_names_every_stage() -> None:
     said: list[str] = []
     check(PAIR, SHORT, said.append)
     assert [line.split(":")[0] for line in said] == ["float64"] * 3 + ["float32"] * 2
+
+
+def test_two_sides_of_one_framework_are_counted_apart() -> None:
+    class Once(Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"hidden": x @ self.w + self.b}
+
+    class Twice(Once):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"hidden": super().forward(x)["hidden"] + 0 * (x @ self.w)}
+
+    twice = replace(PAIR, reference=Torch(Once, "once"), candidate=Torch(Twice, "twice"), loss=None)
+    result = check(twice, precisions=(), batches=1, steps=0)
+    assert (result.verdict, result.flops_equal) == ("FAIL", False)
+    forward = 2 * ROWS * WIDTH * OUT
+    assert result.flops["forward"] == {"torch": forward, "torch twice": 2 * forward}
+    same = check(replace(twice, candidate=Torch(Once, "again")), precisions=(), batches=1, steps=0)
+    assert (same.verdict, same.flops_equal) == ("PASS", True)
+
+
+def test_an_optimizer_on_one_side_only_is_refused() -> None:
+    with pytest.raises(ParityUsageError, match="optimizer: on both sides or on neither"):
+        check(replace(PAIR, candidate=Jax(jax_function)), SHORT)
+
+
+def test_one_batch_and_options_by_name_will_do() -> None:
+    one = replace(PAIR, inputs=inputs(np.random.default_rng(5)))
+    result = check(one, grads=False, precisions=("float32",), batches=2, flops=False)
+    assert (result.verdict, {row.name for row in result.rows}) == ("PASS", {"hidden", "loss"})
+    with pytest.raises(ParityUsageError, match=r"check: options are .*, got tolerance; use one of them"):
+        check(one, tolerance=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("function", "loss", "message"),
+    [
+        (lambda parameters, x: x @ parameters["w"], "loss", "jax: must return a dict of arrays by name"),
+        (jax_function, "nope", "loss: one of the outputs hidden, loss, got 'nope'"),
+    ],
+)
+def test_outputs_that_are_none_are_refused_in_one_line(function: Any, loss: str, message: str) -> None:
+    with pytest.raises(ParityUsageError, match=message):
+        check(replace(PAIR, candidate=replace(CANDIDATE, function=function), loss=loss), SHORT)

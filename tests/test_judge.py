@@ -254,6 +254,29 @@ def test_a_side_is_as_accurate_as_its_worst_twin() -> None:
     assert verdict(9e-1, 1e-2) == "FAIL", "the worse side's own twins excuse nothing"
 
 
+def test_one_wrong_element_does_not_excuse_itself() -> None:
+    """Its error is one rare event, but chance is counted over the more accurate side alone."""
+    x = normal(0, (37, 23))
+    wrong = noisy(x, 1e-7, 1)
+    wrong[0, 0] += 5e-3
+    exact = Batches("output", [{"y": x}], [{"y": x}])
+    (row,) = JUDGE.same_accuracy(exact, Batches("output", [{"y": noisy(x, 1e-7, 2)}], [{"y": wrong}]), "float32")
+    assert row.verdict == "FAIL"
+    steps = Batches("step mu", [{"y": noisy(x, 1e-7, 2)}], [{"y": wrong}])
+    (row,) = JUDGE.within_twins(exact, steps, [{"y": noisy(x, 1e-7, 3)}], "float32", frozenset())
+    assert row.verdict == "FAIL"
+
+
+def test_infinities_in_place_are_counted_and_most_of_a_tensor_abstains() -> None:
+    few, most = normal(0, (10, 10)), normal(1, (10, 10))
+    few[0, :3] = np.nan
+    most[:, 1:] = np.inf
+    rows = float64_rows({"few": few, "most": most}, {"few": few, "most": most})
+    assert rows["few"].verdict == "PASS"
+    assert rows["few"].derivation.startswith("3 of 100 elements are NaN or infinite on both sides")
+    assert rows["most"].verdict == "ABSTAIN"
+
+
 # ---- gradients that are zero in theory
 
 

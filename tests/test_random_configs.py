@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -90,28 +91,30 @@ def random_check(config: ModelConfig, index: int, **options: Any) -> Result:
 CONFIGS = random_configs(seed=0)
 
 
-def assert_no_false_alarm(index: int) -> None:
-    result = random_check(CONFIGS[index], index)
+def assert_no_false_alarm(index: int, *precisions: str) -> None:
+    result = random_check(CONFIGS[index], index, precisions=precisions)
     wrong = [
-        (row.name, row.stage, row.measured, row.bound, row.verdict) for row in result.rows if row.verdict == "FAIL"
+        (row.name, row.stage, row.measured, row.bound) for row in result.rows if row.verdict in ("FAIL", "VACUOUS")
     ]
     assert wrong == [], f"{CONFIGS[index]}"
     assert (result.verdict, result.rung, result.islands) == ("PASS", "same-function", ())
-    stages = Counter(row.stage for row in result.rows)
-    assert set(stages) == {"float64", "float32", "bfloat16"}
-    judged = [row for row in result.rows if row.stage == "float64"]
-    assert all(row.verdict == "PASS" for row in judged), "in float64 nothing is left undecided"
+    assert {row.stage for row in result.rows} == {"float64", *precisions}
+    exact = [row for row in result.rows if row.stage == "float64"]
+    assert all(row.verdict == "PASS" for row in exact), "in float64 nothing is left undecided"
 
 
-@pytest.mark.parametrize("index", SLICE)
-def test_a_correct_pair_passes(index: int) -> None:
-    assert_no_false_alarm(index)
+@pytest.mark.parametrize("place", range(len(SLICE)), ids=map(str, SLICE))
+def test_a_correct_pair_passes(place: int, request: pytest.FixtureRequest) -> None:
+    # XLA without its costly passes, float32 and bfloat16 by turns: a third of the time
+    jax.config.update("jax_disable_most_optimizations", True)
+    request.addfinalizer(lambda: jax.config.update("jax_disable_most_optimizations", False))
+    assert_no_false_alarm(SLICE[place], ("float32", "bfloat16")[place % 2])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [index for index in range(COUNT) if index not in SLICE])
+@pytest.mark.parametrize("index", range(COUNT))
 def test_every_correct_pair_passes(index: int) -> None:
-    assert_no_false_alarm(index)
+    assert_no_false_alarm(index, "float32", "bfloat16")
 
 
 def effective(config: ModelConfig) -> dict[str, Any]:

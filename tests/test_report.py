@@ -91,7 +91,7 @@ def test_a_failure_names_the_first_tensor_its_sides_and_its_bound():
         text,
         re.MULTILINE,
     )
-    assert "no lower precision was seen in either float64 run" in text.splitlines()[-1]
+    assert "no lower precision was seen in the float64 outputs and gradients" in text.splitlines()[-1]
 
 
 def test_an_island_is_shown_before_and_after_it_is_widened():

@@ -88,13 +88,15 @@ def _attention(config: ModelConfig, seq: int) -> Iterator[Operation]:
     import torchref
 
     seen = np.ones((1, seq, seq), bool)
+    seen = np.tril(seen) if config.causal else seen
+    seen[:, 1] = False  # a query that sees no key
     queries, keys = (2, seq, config.num_heads, config.head_width), (2, seq, config.kv_heads, config.head_width)
     fused = config.kernel == "fused"
     yield Operation(
         f"attention ({config.kernel})",
         torchref.attend_fused if fused else torchref.attend,
         jaxcore.attend_fused if fused else jaxcore.attend,
-        _normal({"seen": np.tril(seen) if config.causal else seen}, q=queries, k=keys, v=keys),
+        _normal({"seen": seen}, q=queries, k=keys, v=keys),
         TWO,
         f"the weights of the softmax and the result: {TWO_ROUNDINGS}",
     )

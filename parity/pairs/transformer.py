@@ -79,7 +79,9 @@ def transformer_pair(
 def jax_function(config: ModelConfig) -> Any:
     """`function(parameters, **inputs)` of jaxcore, the loss among its outputs where there is a head."""
 
-    def function(parameters: Any, tokens: Any, padding: Any, types: Any = None, targets: Any = None) -> dict[str, Any]:
+    def function(
+        parameters: Any, tokens: Any, padding: Any = None, types: Any = None, targets: Any = None
+    ) -> dict[str, Any]:
         import jaxcore
 
         outputs = jaxcore.Transformer(config, parameters)(tokens, padding, types)
@@ -97,8 +99,8 @@ def torch_build(config: ModelConfig) -> Any:
         import torchref
 
         class WithLoss(torchref.Transformer):
-            def forward(  # type: ignore[override]  # targets in place of positions
-                self, tokens: Any, padding: Any, types: Any = None, targets: Any = None
+            def forward(
+                self, tokens: Any, padding: Any = None, types: Any = None, targets: Any = None
             ) -> dict[str, Any]:
                 outputs = super().forward(tokens, padding, types)
                 if targets is not None:
@@ -127,11 +129,17 @@ def torch_adamw(parameters: Any) -> Any:
 def draw_batch(
     config: ModelConfig, tokens: np.ndarray, generator: np.random.Generator, batch: int, seq: int
 ) -> dict[str, np.ndarray]:
-    """Tokens, a padding mask whose last row is short, token types, and next-token targets that leave padding out."""
+    """Tokens, a padding mask whose last row is short, token types, and next-token targets that leave padding out.
+
+    A causal model needs no mask for what stands at the end, and the fused kernels have a path of their own without one:
+    that is what training runs, so the mask is left out there; the masked path is among the operations.
+    """
     windows = draw_windows(tokens, generator, batch, seq)
     padding = np.ones((batch, seq), bool)
     padding[-1, seq - seq // 4 :] = False
-    drawn = {"tokens": windows[:, :-1], "padding": padding}
+    drawn = {"tokens": windows[:, :-1]}
+    if config.kernel != "fused" or not config.causal or config.window is not None:
+        drawn["padding"] = padding
     if config.token_types:
         drawn["types"] = (np.arange(seq) >= seq // 2).astype(np.int64) * np.ones((batch, 1), np.int64)
     if config.head != "none":

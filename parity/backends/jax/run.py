@@ -14,7 +14,7 @@ import optax
 
 from ...islands import Island
 from ...pair import Jax
-from ...runs import MOMENTS, Arrays, Run, Trained, is_float, projection
+from ...runs import MOMENTS, Arrays, Run, Trained, is_float, named_outputs, projection
 from . import count, islands, lifting
 from .versions import x64
 
@@ -90,7 +90,7 @@ class JaxRunner:
         """(parameters, inputs) -> (outputs, gradients), a fresh function: no two precisions may share a trace."""
 
         def scalar(parameters: Any, inputs: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-            outputs = dict(self.side.function(parameters, **inputs))
+            outputs = named_outputs(self.label, self.side.function(parameters, **inputs), self.loss)
             return (_project(outputs) if self.loss is None else outputs[self.loss]), outputs
 
         def both(parameters: Any, inputs: Any) -> tuple[dict[str, jax.Array], Any]:

@@ -11,7 +11,7 @@ import torch
 
 from ...islands import Island
 from ...pair import Torch
-from ...runs import MOMENTS, Arrays, Run, Trained, is_float, projection
+from ...runs import MOMENTS, Arrays, Run, Trained, is_float, named_outputs, projection
 from . import count, islands
 from .versions import DTYPES, from_numpy, to_numpy
 
@@ -108,7 +108,7 @@ class TorchRunner:
         self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], lifted: bool
     ) -> dict[str, torch.Tensor]:
         with islands.lift() if lifted else nullcontext():
-            outputs = dict(module(**inputs))
+            outputs = named_outputs(self.label, module(**inputs), self.loss)
             (_project(outputs) if self.loss is None else outputs[self.loss]).backward()
         return outputs
 
