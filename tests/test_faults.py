@@ -101,7 +101,7 @@ def test_every_check_of_the_catalogue_passes_without_its_fault(arguments: tuple[
 @pytest.mark.parametrize("spec", ["final_norm_skipped@jaxcore", "norm_float32@torchref"])
 def test_a_fault_is_planted_from_the_shell(spec: str) -> None:
     name, side = spec.split("@")
-    command = [sys.executable, "-m", "parity.cli", "check", *FAULTS[name].check, *SMALL, "--plant", spec, "--json", "-"]
+    command = [sys.executable, "-m", "parity", "check", *FAULTS[name].check, *SMALL, "--plant", spec, "--json", "-"]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "XLA_FLAGS": flags}
