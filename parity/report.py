@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .result import Result, Row
+from .work import Counts, Work
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -95,10 +96,12 @@ def _parts(result: Result, width: int) -> Iterator[RenderableType]:
     for text, style in _findings(result):
         yield Text()
         yield paragraph(text, style)
-    if result.flops:
+    if result.work.flops:
         yield Text()
-        yield _flops(result.flops)
-        yield paragraph(_flops_verdict(result))
+        yield _flops(result.work.flops)
+        yield paragraph(_flops_verdict(result.work))
+        for note in result.work.notes:
+            yield paragraph(note, "dim")
     yield Text()
     yield paragraph(_verdict(result), STYLES[result.verdict])
 
@@ -210,26 +213,28 @@ def any_layer(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def _flops(counts: Mapping[str, Mapping[str, int | None]]) -> Table:
+def _flops(flops: Counts) -> Table:
     """A line per method: numbers of ten and more digits stand below one another also on 80 columns."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("matmul FLOPs per batch", no_wrap=True)
-    for name in counts:
+    table.add_column("matmul FLOPs per batch", overflow="fold")
+    for name in flops:
         table.add_column(name.replace("_", " + "), justify="right", no_wrap=True)
-    for method in next(iter(counts.values())):
-        found = [each.get(method) for each in counts.values()]
-        table.add_row(METHODS[method], *("none" if count is None else f"{count:,}" for count in found))
+    for method in next(iter(flops.values())):
+        kind, _, label = method.partition(" ")
+        found = [counts[method] for counts in flops.values()]
+        name = f"{METHODS[kind]}{label and f', {label}'}"
+        table.add_row(name, *("none" if count is None else f"{count:,}" for count in found))
     return table
 
 
-def _flops_verdict(result: Result) -> str:
-    if result.flops_equal is None:
-        return "one count only: nothing to compare it with"
-    equal = "are equal integers" if result.flops_equal else "are NOT equal"
-    compared = [method for method in next(iter(result.flops.values())) if not method.startswith("xla_lowered")]
+def _flops_verdict(work: Work) -> str:
+    names = ", ".join(work.methods)
+    if work.equal is not None:
+        return f"{names} {'are equal integers' if work.equal else 'are NOT equal'}"
     return (
-        f"{', '.join(compared)} {equal}; XLA's count, made before it optimises, has elementwise work in it too and a "
-        "loop's body once, and is a float32 inside: shown, not compared"
+        f"{names}: not every count could be made, so that they are not compared"
+        if len(work.methods) > 1
+        else (f"{names}: one count only, nothing to compare it with")
     )
 
 

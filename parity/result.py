@@ -10,6 +10,7 @@ from typing import Any
 
 from .errors import ParityError
 from .islands import Island
+from .work import Work
 
 #: Version of the JSON that `Result.to_json` writes; parity/schema/result.schema.json describes it.
 SCHEMA = 1
@@ -64,8 +65,7 @@ class Result:
     rows: tuple[Row, ...]
     islands: tuple[Island, ...] = ()
     zero_gradients: tuple[str, ...] = ()
-    flops: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    flops_equal: bool | None = None
+    work: Work = field(default_factory=Work)
     notes: tuple[str, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
@@ -102,7 +102,7 @@ class Result:
                 "first_difference": first and {"name": first.name, "stage": first.stage},
                 "islands": [asdict(island) for island in self.islands],
                 "zero_gradients": self.zero_gradients,
-                "flops": {**self.flops, "equal": self.flops_equal},
+                "flops": {**self.work.flops, "equal": self.work.equal, "notes": self.work.notes},
                 "notes": self.notes,
                 "seconds": self.seconds,
             }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from .formats import FORMATS
 from .islands import Island
 from .pair import Jax, Pair, Side
 from .runs import Arrays, Run, Trained, is_float
+from .work import Work, merge
 
 
 class Runner(Protocol):
@@ -34,8 +35,8 @@ class Runner(Protocol):
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where a float64 run of outputs and gradients drops to a lower precision, in data order."""
 
-    def count(self, weights: Arrays, batch: Arrays) -> dict[str, dict[str, int | None]]:
-        """Matmul FLOPs of one batch, "forward" and "forward_backward", by every method of the framework, unrun."""
+    def count(self, weights: Arrays, batch: Arrays) -> Work:
+        """Matmul FLOPs of one batch by every method of the framework, unrun; what cannot be counted is a note."""
 
 
 @dataclass
@@ -80,18 +81,10 @@ class Sides:
         """Every place where a float64 run is less than float64."""
         return [*self.reference.islands(weights, batch), *self.candidate.islands(weights, batch)]
 
-    def count(self, weights: Arrays, batch: Arrays) -> dict[str, dict[str, int | None]]:
-        """Matmul FLOPs by every method of both frameworks."""
+    def count(self, weights: Arrays, batch: Arrays, formula: Mapping[str, int] | None) -> Work:
+        """Matmul FLOPs by every method of both frameworks, and by the formula where there is one."""
         reference, candidate = (runner.count(weights, batch) for runner in (self.reference, self.candidate))
-        counts = {}
-        for name in reference:
-            # two sides of one framework have the same methods: the candidate's stand apart under its label
-            second = {
-                m if m not in reference[name] else f"{m} {self.candidate.label}": c for m, c in candidate[name].items()
-            }
-            both = second | reference[name]
-            counts[name] = {method: both[method] for method in sorted(both)}
-        return counts
+        return merge(reference, candidate, self.candidate.label, formula)
 
     def _lifts(self, precision: str) -> bool:
         return self.lifted and precision == "float64"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,9 +15,9 @@ from .pair import Pair
 from .result import Result, Row
 from .sides import Sides
 from .stages import Progress, Stages
+from .work import Work
 
 Verdict = tuple[str, str | None, str]
-Counts = Mapping[str, Mapping[str, int | None]]
 
 
 def check(
@@ -47,12 +47,11 @@ def check(
         for precision in options.precisions:
             rows += stages.working_precision(precision)
         verdict, rung, reason = _judge_all(rows, rung, stages)
-    counts: Counts = {}
-    if verdict == "PASS" and options.flops:
+    work = Work()
+    if options.flops:
         progress("counting the work")
-        counts = _with_formula(pair, sides.count(pair.weights, stages.pooled[0]))
-    equal = _equal(counts)
-    if equal is False:
+        work = sides.count(pair.weights, stages.pooled[0], pair.formula)
+    if verdict == "PASS" and work.equal is False:
         verdict, reason = "FAIL", "the two sides do not do the same matmul work: the FLOP counts differ"
     return Result(
         target=pair.name,
@@ -63,8 +62,7 @@ def check(
         rows=tuple(rows),
         islands=tuple(islands),
         zero_gradients=tuple(sorted(stages.zero)),
-        flops=counts,
-        flops_equal=equal,
+        work=work,
         notes=tuple(pair.notes),
         environment=environment(options.device),
         seconds=time.perf_counter() - started,
@@ -113,23 +111,6 @@ def _judge_all(rows: Sequence[Row], rung: str | None, stages: Stages) -> Verdict
     if rung == "same-function" and stages.options.precisions and stages.bitwise:
         rung = "bitwise"
     return "PASS", rung, ""
-
-
-def _with_formula(pair: Pair, counts: Mapping[str, Mapping[str, int | None]]) -> Counts:
-    formula = pair.formula
-    if formula is None:
-        return counts
-    return {name: {"formula": formula[name], **found} for name, found in counts.items()}
-
-
-def _equal(counts: Counts) -> bool | None:
-    """Whether all counts of matmul work are one integer; XLA's own counts elementwise work too. None: not counted."""
-    if not counts:
-        return None
-    matmuls = [
-        [value for key, value in found.items() if not key.startswith("xla_lowered")] for found in counts.values()
-    ]
-    return all(len(set(found)) == 1 for found in matmuls) if all(len(found) > 1 for found in matmuls) else None
 
 
 def _first(rows: Sequence[Row], verdict: str) -> Row | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,13 @@ class Module(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         hidden = torch.tanh(x @ self.w + self.b) * torch.tensor(CONSTANT, dtype=x.dtype)
         return {"hidden": hidden, "loss": torch.mean(hidden * hidden)}
+
+
+class Linear(Module):
+    """Nothing but a product and a bias: it runs on the meta device too."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"hidden": x @ self.w + self.b}
 
 
 REFERENCE = Torch(Module, "torch", lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
@@ -396,21 +404,44 @@ def test_progress_names_every_stage() -> None:
 
 
 def test_two_sides_of_one_framework_are_counted_apart() -> None:
-    class Once(Module):
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"hidden": x @ self.w + self.b}
-
-    class Twice(Once):
+    class Twice(Linear):
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"hidden": super().forward(x)["hidden"] + 0 * (x @ self.w)}
 
-    twice = replace(PAIR, reference=Torch(Once, "once"), candidate=Torch(Twice, "twice"), loss=None)
+    twice = replace(PAIR, reference=Torch(Linear, "once"), candidate=Torch(Twice, "twice"), loss=None)
     result = check(twice, precisions=(), batches=1, steps=0)
-    assert (result.verdict, result.flops_equal) == ("FAIL", False)
+    assert (result.verdict, result.work.equal) == ("FAIL", False)
     forward = 2 * ROWS * WIDTH * OUT
-    assert result.flops["forward"] == {"torch": forward, "torch twice": 2 * forward}
-    same = check(replace(twice, candidate=Torch(Once, "again")), precisions=(), batches=1, steps=0)
-    assert (same.verdict, same.flops_equal) == ("PASS", True)
+    assert result.work.flops["forward"] == {"torch": forward, "torch twice": 2 * forward}
+    same = check(replace(twice, candidate=Torch(Linear, "again")), precisions=(), batches=1, steps=0)
+    assert (same.verdict, same.work.equal) == ("PASS", True)
+    assert re.search(rf"torch \(on meta device\), twice +{2 * forward:,} ", str(result))
+
+
+def test_work_that_cannot_be_counted_is_a_note_and_no_error() -> None:
+    class Reads(Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            assert x.sum().item() < np.inf  # a value, and the meta device has none
+            return {"hidden": x @ self.w + self.b}
+
+    def solves(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        same = jnp.linalg.qr(jnp.eye(ROWS, dtype=x.dtype))[0]  # products that the trace does not show
+        return {"hidden": jnp.abs(same) @ x @ parameters["w"] + parameters["b"]}
+
+    result = check(replace(PAIR, reference=Torch(Reads), candidate=Jax(solves), loss=None), precisions=(), steps=0)
+    assert (result.verdict, result.work.equal) == ("PASS", None)
+    assert result.work.flops["forward"]["torch"] is result.work.flops["forward_backward"]["jaxpr"] is None
+    assert any(note.startswith("torch by torch: no count, ") for note in result.work.notes)
+    assert any(note.startswith("jax by jaxpr: no count, ") and "got qr" in note for note in result.work.notes)
+    assert "jaxpr, torch: not every count could be made, so that they are not compared" in str(result)
+
+
+def test_work_is_counted_whatever_the_verdict() -> None:
+    minus = Jax(lambda p, x: {"hidden": x @ p["w"] - p["b"]})
+    wrong = replace(PAIR, reference=Torch(Linear), candidate=minus, loss=None)
+    result = check(wrong, precisions=(), batches=1, steps=0)
+    assert (result.verdict, result.rung, result.work.equal) == ("FAIL", "different", True)
+    assert "are equal integers" in str(result)
 
 
 def test_an_optimizer_on_one_side_only_is_refused() -> None:

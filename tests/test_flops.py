@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,8 @@ from jaxcore import PRESETS, ModelConfig, parameter_table
 from parity.account.formula import forward_backward_flops, forward_flops, matmul_flops, recomputed_flops
 from parity.backends.jax.count import traced_flops
 from parity.backends.torch.count import counted_flops
+from parity.pairs.transformer import Source, transformer_pair
+from parity.sides import Sides
 
 BATCH, SEQ = 2, 13
 
@@ -117,6 +120,20 @@ def test_three_counts_are_one_integer_forward(preset, variant):
     expected = forward_flops(config, BATCH, SEQ)
     assert traced(config, BATCH, SEQ, backward=False) == expected
     assert counted(config, BATCH, SEQ, backward=False) == expected
+
+
+@pytest.mark.parametrize("head", ["none", "tied"])
+def test_a_pooler_beside_a_head_runs_forward_only_in_the_pair_that_ships(head):
+    # the loss of the head does not reach the pooled state: nobody multiplies its gradient
+    config = replace(PRESETS["tiny-bert"], num_layers=1, pooler=True, head=head)
+    source = Source(np.arange(200) % 61, "numbers")
+    pair = transformer_pair("pooler", config, source, batch=BATCH, seq=SEQ)
+    work = Sides.of(pair, "cpu").count(pair.weights, pair.inputs(np.random.default_rng(0)), pair.formula)
+    assert work.equal
+    spared = 4 * BATCH * config.d_model**2
+    assert work.flops["forward_backward"]["jaxpr"] == forward_backward_flops(config, BATCH, SEQ) - (
+        spared if head == "tied" else 0
+    )
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)

@@ -13,6 +13,7 @@ from rich.console import Console
 import parity
 from parity.report import METHODS, STAGES, any_layer, print_report, to_text, worst_by_group
 from parity.result import Row
+from parity.work import Work
 
 
 def row(**changes) -> Row:
@@ -48,7 +49,7 @@ def test_no_line_is_longer_than_the_terminal(candidate, width):
 @pytest.mark.parametrize("width", [80, 120])
 def test_long_names_and_notes_stay_inside_too(width):
     flops = {name: dict.fromkeys(METHODS, 10**18) for name in ("forward", "forward_backward")}
-    text = to_text(result(row(derivation="word " * 60), flops=flops, flops_equal=True), width)
+    text = to_text(result(row(derivation="word " * 60), work=Work(flops, ("word " * 60,))), width)
     assert max(map(len, text.splitlines())) <= width
     assert text.count("1,000,000,000,000,000,000") == 2 * len(METHODS)
 
@@ -163,7 +164,7 @@ def test_zero_gradients_are_listed_with_layers_together():
 
 def test_unequal_flops_are_said():
     counts = {"forward": {"formula": 2, "jaxpr": 2, "torch": 4, "xla_lowered": None}}
-    text = to_text(result(row(), flops=counts, flops_equal=False), 1000)
+    text = to_text(result(row(), work=Work(counts)), 1000)
     assert "formula, jaxpr, torch are NOT equal" in text
     assert re.search(r"^XLA cost_analysis +none$", text, re.MULTILINE)
 

@@ -16,6 +16,7 @@ Embedding tables are looked up and norms, rotations, softmax and optimizers mult
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from parity.errors import ParityUsageError
@@ -56,13 +57,15 @@ def forward_flops(config: Any, batch: int, seq: int) -> int:
     return sum(matmul_flops(config, batch, seq).values())
 
 
-def forward_backward_flops(config: Any, batch: int, seq: int) -> int:
-    """FLOPs of every output and the gradient of every parameter, for a loss that each output reaches.
+def forward_backward_flops(config: Any, batch: int, seq: int, unreached: Collection[str] = ()) -> int:
+    """FLOPs of every output and the gradient of every parameter; the loss depends on all but the `unreached` matmuls.
 
     Backward, y = x w needs dx = dy w^T and dw = x^T dy, each as large as y: three times forward. No dx is spared, since
     below the first projection lies the embedding table, a parameter itself; q k and weights v have two operands alike.
     """
-    return 3 * forward_flops(config, batch, seq) + recomputed_flops(config, batch, seq)
+    forward = matmul_flops(config, batch, seq)
+    reached = sum(count for name, count in forward.items() if name not in unreached)
+    return sum(forward.values()) + 2 * reached + recomputed_flops(config, batch, seq)
 
 
 def recomputed_flops(config: Any, batch: int, seq: int) -> int:

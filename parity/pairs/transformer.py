@@ -66,7 +66,9 @@ def transformer_pair(
         roundings=longest_path(config, seq),
         formula={
             "forward": forward_flops(config, batch, seq),
-            "forward_backward": forward_backward_flops(config, batch, seq),
+            "forward_backward": forward_backward_flops(
+                config, batch, seq, unreached=() if config.head == "none" else ("pooler",)
+            ),
         },
         notes=(
             f"{name}: {count_parameters(config):,} parameters; weights: {weights_from}",

@@ -15,6 +15,7 @@ import optax
 from ...islands import Island
 from ...pair import Jax
 from ...runs import MOMENTS, Arrays, Run, Trained, is_float, named_outputs, projection
+from ...work import Work, collect
 from . import count, islands, lifting
 from .versions import x64
 
@@ -70,21 +71,26 @@ class JaxRunner:
             parameters, inputs = _cast(weights, "float64"), _cast(batch, "float64")
             return islands.find_islands(self._differentiated(), parameters, inputs, side=self.label)
 
-    def count(self, weights: Arrays, batch: Arrays) -> dict[str, dict[str, int | None]]:
+    def count(self, weights: Arrays, batch: Arrays) -> Work:
         """Matmul FLOPs by walking the traced program, and XLA's own count of everything before it optimises."""
         with self.mode("float32"):
             shapes = jax.eval_shape(lambda: (_cast(weights, "float32"), _cast(batch, "float32")))
+            notes: list[str] = []
 
             def forward(parameters: Any, inputs: Any) -> Mapping[str, jax.Array]:
                 return self.side.function(parameters, **inputs)
 
-            return {
-                name: {
-                    "jaxpr": count.traced_flops(function, *shapes),
-                    "xla_lowered": count.lowered_flops(function, *shapes).flops,
-                }
-                for name, function in (("forward", forward), ("forward_backward", self._differentiated()))
-            }
+            def lowered(function: Callable[..., Any]) -> int | None:
+                cost = count.lowered_flops(function, *shapes)
+                notes[:] = [f"XLA's count, made before it optimises, is shown and not compared: {cost.note}"]
+                return cost.flops
+
+            methods: list[tuple[str, str, Callable[[], int | None]]] = []
+            for name, function in (("forward", forward), ("forward_backward", self._differentiated())):
+                methods.append((name, "jaxpr", partial(count.traced_flops, function, *shapes)))
+                methods.append((name, "xla_lowered", partial(lowered, function)))
+            work = collect(methods, self.label)
+            return Work(work.flops, (*work.notes, *notes))
 
     def _differentiated(self) -> Callable[..., Any]:
         """(parameters, inputs) -> (outputs, gradients), a fresh function: no two precisions may share a trace."""

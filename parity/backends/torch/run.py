@@ -12,6 +12,7 @@ import torch
 from ...islands import Island
 from ...pair import Torch
 from ...runs import MOMENTS, Arrays, Run, Trained, is_float, named_outputs, projection
+from ...work import Work, collect
 from . import count, islands
 from .versions import DTYPES, from_numpy, to_numpy
 
@@ -85,21 +86,21 @@ class TorchRunner:
                 self._backward(module, inputs, False)
             return list(found)
 
-    def count(self, weights: Arrays, batch: Arrays) -> dict[str, dict[str, int | None]]:
+    def count(self, weights: Arrays, batch: Arrays) -> Work:
         """Matmul FLOPs by PyTorch's counter, on the meta device."""
         inputs = self._cast(batch, "float32")
 
-        def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-            return module(**inputs)
+        def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
+            module(**inputs)
 
         def forward_backward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
-            outputs = dict(forward(module, inputs))
+            outputs = named_outputs(self.label, module(**inputs), self.loss)
             (_project(outputs) if self.loss is None else outputs[self.loss]).backward()
 
-        return {
-            function.__name__: {"torch": count.counted_flops(function, self._module(weights, "float32"), inputs)}
-            for function in (forward, forward_backward)
-        }
+        def counted(function: Callable[..., None]) -> Callable[[], int]:
+            return lambda: count.counted_flops(function, self._module(weights, "float32"), inputs)
+
+        return collect([(each.__name__, "torch", counted(each)) for each in (forward, forward_backward)], self.label)
 
     def _module(self, weights: Arrays, precision: str) -> torch.nn.Module:
         return self.side.build(self._cast(weights, precision))
