@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Arrays = Mapping[str, np.ndarray]
+from .formats import FORMATS
+from .runs import Arrays, is_float
 
 
 def wide(array: np.ndarray) -> np.ndarray:
@@ -96,6 +97,66 @@ def _folded(error: np.ndarray, axis: int) -> np.ndarray:
     matrix = error.reshape(int(np.prod(error.shape[:axis])), -1)
     rows, columns = (max(1, -(-size // 256)) for size in matrix.shape)
     return matrix[::rows, ::columns]
+
+
+def one_rounding(exact: np.ndarray, dtype: np.dtype) -> float:
+    """Root mean square error of rounding once, at least that of values just below a power of two: few may be lucky."""
+    least = FORMATS[dtype.name].unit_roundoff / math.sqrt(12)
+    return max(rounding(exact, dtype), least * rms(exact))
+
+
+def scaled_errors(values: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What is wrong in each batch, over the root mean square of the truth."""
+    scales = [rms(exact) or 1.0 for exact in truth]
+    with np.errstate(invalid="ignore"):  # infinity in place on both sides is no error, and leaves NaN
+        return [(wide(value) - wide(exact)) / scale for value, exact, scale in zip(values, truth, scales, strict=True)]
+
+
+def errors_by_name(values: Sequence[Arrays], truth: Sequence[Arrays]) -> dict[str, float]:
+    """One side's error against its own float64 run by tensor, unjudged: a dict of arrays per batch."""
+    shared = [
+        name
+        for name, array in values[0].items()
+        if is_float(array)
+        and all(name in a and name in b and a[name].shape == b[name].shape for a, b in zip(values, truth, strict=True))
+    ]
+    return {name: error_of([batch[name] for batch in values], [batch[name] for batch in truth]) for name in shared}
+
+
+def keep_largest(largest: dict[str, float], errors: Mapping[str, float]) -> None:
+    """The worst of the twins seen so far by tensor: a side is as accurate as that."""
+    largest.update({name: max(error, largest.get(name, 0.0)) for name, error in errors.items()})
+
+
+def relative(values: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> float:
+    """Root mean square error over root mean square of the truth, pooled over the batches."""
+
+    def one(value: np.ndarray, exact: np.ndarray) -> float:
+        apart, scale = distance(value, exact), rms(exact)
+        return apart / scale if scale else (np.inf if apart else 0.0)
+
+    return pooled([one(value, exact) for value, exact in zip(values, truth, strict=True)])
+
+
+def error_of(values: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> float:
+    """As `relative`, but infinite where the values have left the range of their type and the truth has not."""
+    overflowed = any(misplaced(value, exact) for value, exact in zip(values, truth, strict=True))
+    return np.inf if overflowed else relative(values, truth)
+
+
+def moved(start: Arrays, end: Arrays, nu: Arrays | None = None) -> dict[str, np.ndarray]:
+    """How far each parameter went, in Adam's own metric where `nu` is given.
+
+    Adam divides by sqrt(nu): noise in a gradient near zero becomes a whole step. Multiplying by sqrt(nu) of the exact
+    run undoes that, so that errors are as large as the noise that caused them.
+    """
+    step = {}
+    for name in end:
+        step[name] = end[name].astype(np.float64)
+        step[name] -= start[name]
+        if nu:
+            step[name] *= np.sqrt(nu[name].astype(np.float64))
+    return step
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,24 +10,28 @@ import numpy as np
 
 from .bounds import Bound, accuracy_bound, float64_bound, path_floor, twin_bound, zero_bound
 from .compare import (
-    Arrays,
     Structure,
     different,
     distance,
+    error_of,
     independent,
     misplaced,
     nearest,
+    one_rounding,
     pooled,
+    relative,
     rms,
-    rounding,
+    scaled_errors,
     structure,
     wide,
 )
-from .formats import FORMATS
 from .result import Row
-from .runs import is_float
+from .runs import Arrays, is_float
 
 Errors = Mapping[str, float]
+
+#: Runs from weights one ulp away: two already bound clean training runs, four are recommended.
+TWINS = 4
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,8 @@ class Judge:
             truth = [batch[name] for batch in exact.reference]
             other = [batch[name] for batch in exact.candidate]
             coarse = [batch[name] for batch in low]
-            bound = float64_bound(_relative(coarse, truth), independent(_errors(coarse, truth)))
-            rows.append(self._row(exact, name, "float64", _relative(other, truth), bound, other))
+            bound = float64_bound(relative(coarse, truth), independent(scaled_errors(coarse, truth)))
+            rows.append(self._row(exact, name, "float64", relative(other, truth), bound, other))
         for name in exact.names(floating=False):
             sides = [[batch[name] for batch in side] for side in (exact.reference, exact.candidate)]
             share = pooled([different(a, b) for a, b in zip(*sides, strict=True)])
@@ -122,11 +125,11 @@ class Judge:
                 continue
             truths = [[batch[name] for batch in side] for side in (exact.reference, exact.candidate)]
             values = [[batch[name] for batch in side] for side in (low.reference, low.candidate)]
-            errors = [_error(value, truth) for value, truth in zip(values, truths, strict=True)]
+            errors = [error_of(value, truth) for value, truth in zip(values, truths, strict=True)]
             worse = int(errors[1] > errors[0])
-            once = _relative([nearest(array, values[0][0].dtype) for array in truths[0]], truths[0])
+            once = relative([nearest(array, values[0][0].dtype) for array in truths[0]], truths[0])
             # from the yardstick alone: one element that is wrong would excuse itself as a rare event
-            count = independent(_errors(values[1 - worse], truths[1 - worse]))
+            count = independent(scaled_errors(values[1 - worse], truths[1 - worse]))
             yardstick = max(errors[1 - worse], spread[1 - worse].get(name, 0.0))
             bound = accuracy_bound(yardstick, once, count, floor or path_floor(precision, self.roundings))
             whose = f"{self.labels[worse]} is further from its float64"
@@ -136,28 +139,22 @@ class Judge:
             rows.append(self._row(low, name, precision, errors[worse], bound, values[1]))
         return rows
 
-    def errors(self, exact: Batches, low: Batches) -> tuple[Errors, Errors]:
-        """Each side's error against its own float64 run by tensor, unjudged."""
-        names = [name for name in low.names() if name in exact.reference[0] and name in exact.candidate[0]]
-        reference, candidate = (
-            {name: _error([batch[name] for batch in a], [batch[name] for batch in b]) for name in names}
-            for a, b in ((low.reference, exact.reference), (low.candidate, exact.candidate))
-        )
-        return reference, candidate
-
     def within_twins(
-        self, exact: Batches, low: Batches, twins: Sequence[Arrays], precision: str, zero: frozenset[str]
+        self, exact: Batches, low: Batches, spread: Errors, precision: str, zero: frozenset[str]
     ) -> list[Row]:
-        """The candidate's distance from its float64 run against that of the reference's twins (bounds.twin_bound)."""
+        """The candidate's distance from its float64 run against that of the reference and its twins (twin_bound).
+
+        `spread` holds the largest errors of the reference's TWINS twins.
+        """
         rows = self._broken(low, precision)
         for name in low.names():
             if name in zero or name not in exact.reference[0] or name not in exact.candidate[0]:
                 continue
             truth, values = exact.reference[0][name], low.candidate[0][name]
-            envelope = max(_error([each[name]], [truth]) for each in (low.reference[0], *twins))
-            count = independent(_errors([low.reference[0][name]], [truth]))
-            bound = twin_bound(envelope, len(twins), count, path_floor(precision, self.roundings))
-            measured = _error([values], [exact.candidate[0][name]])
+            envelope = max(error_of([low.reference[0][name]], [truth]), spread.get(name, 0.0))
+            count = independent(scaled_errors([low.reference[0][name]], [truth]))
+            bound = twin_bound(envelope, TWINS, count, path_floor(precision, self.roundings))
+            measured = error_of([values], [exact.candidate[0][name]])
             rows.append(self._row(low, name, precision, measured, bound, [values]))
         return rows
 
@@ -173,7 +170,7 @@ class Judge:
         figures = []
         for truth, values in zip(exact, low, strict=True):
             error = pooled([distance(a, b) for a, b in zip(values, truth, strict=True)])
-            once = pooled([_one_rounding(b, a.dtype) for a, b in zip(values, truth, strict=True)])
+            once = pooled([one_rounding(b, a.dtype) for a, b in zip(values, truth, strict=True)])
             figures.append(error / once if once else (0.0 if not error else np.inf))
         worse = int(figures[1] > figures[0])
         kind = Batches("operation", [{name: value} for value in low[0]], [{name: value} for value in low[1]])
@@ -253,44 +250,3 @@ def group_of(kind: str, name: str) -> str:
     parts = [part for part in name.split(".") if not re.fullmatch(r"\d+", part)]
     head = ".".join(parts[: 2 if parts[0] == "layers" else 1])
     return f"{kind} {head}"
-
-
-def _one_rounding(exact: np.ndarray, dtype: np.dtype) -> float:
-    """Root mean square error of rounding once, at least that of values just below a power of two: few may be lucky."""
-    least = FORMATS[dtype.name].unit_roundoff / math.sqrt(12)
-    return max(rounding(exact, dtype), least * rms(exact))
-
-
-def _errors(values: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What is wrong in each batch, over the root mean square of the truth."""
-    scales = [rms(exact) or 1.0 for exact in truth]
-    with np.errstate(invalid="ignore"):  # infinity in place on both sides is no error, and leaves NaN
-        return [(wide(value) - wide(exact)) / scale for value, exact, scale in zip(values, truth, scales, strict=True)]
-
-
-def _relative(values: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> float:
-    """Root mean square error over root mean square of the truth, pooled over the batches."""
-
-    def one(value: np.ndarray, exact: np.ndarray) -> float:
-        error, scale = distance(value, exact), rms(exact)
-        return error / scale if scale else (np.inf if error else 0.0)
-
-    return pooled([one(value, exact) for value, exact in zip(values, truth, strict=True)])
-
-
-def _error(values: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> float:
-    """As `_relative`, but infinite where the values have left the range of their type and the truth has not."""
-    overflowed = any(misplaced(value, exact) for value, exact in zip(values, truth, strict=True))
-    return np.inf if overflowed else _relative(values, truth)
-
-
-def moved(start: Arrays, end: Arrays, nu: Arrays | None = None) -> dict[str, np.ndarray]:
-    """How far each parameter went, in Adam's own metric where `nu` is given.
-
-    Adam divides by sqrt(nu): noise in a gradient near zero becomes a whole step. Multiplying by sqrt(nu) of the exact
-    run undoes that, so that errors are as large as the noise that caused them.
-    """
-    step = {name: end[name].astype(np.float64) - start[name].astype(np.float64) for name in end}
-    if not nu:
-        return step
-    return {name: value * np.sqrt(nu[name].astype(np.float64)) for name, value in step.items()}

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from .bounds import Bound, optimizer_floor, path_floor
-from .compare import same_bits
+from .compare import errors_by_name, keep_largest, moved, same_bits
 from .errors import ParityUsageError
 from .formats import FORMATS
-from .judge import Batches, Errors, Judge, moved
+from .judge import TWINS, Batches, Errors, Judge
 from .options import Options
 from .pair import Pair
 from .result import Row
@@ -21,9 +21,6 @@ from .sides import Sides, perturbed, rounded
 from .streams import STREAM_STEPS, gradient_streams, stream_start
 
 Progress = Callable[[str], None]
-
-#: Runs of the reference from weights one ulp away: two already bound clean training runs, four are recommended.
-TWINS = 4
 
 
 @dataclass
@@ -82,8 +79,8 @@ class Stages:
         low = self.sides.reference.train(weights, self.stepped, "float32")
         self.trained = self.sides.train(weights, self.stepped, "float64")
         rows = []
-        for exact, values in _step_kinds("step", self.trained, low, weights):
-            rows += self.judge.same_function(exact, [values], self.zero)
+        for exact, of in _step_kinds("step", self.trained, weights):
+            rows += self.judge.same_function(exact, [of(low, weights)], self.zero)
         return rows
 
     def optimizer_streams(self) -> list[Row]:
@@ -94,21 +91,21 @@ class Stages:
         start = stream_start(self.options.seed)
         rows = []
         for name, stream in gradient_streams(self.options.seed).items():
-            exact = self.sides.follow(start, stream, "float64")
             low = self.sides.reference.follow(start, stream, "float32")
-            for batches, values in _step_kinds(f"{name} stream", exact, low, start):
-                rows += self.judge.same_function(batches, [values])
+            for exact, of in _step_kinds(f"{name} stream", self.sides.follow(start, stream, "float64"), start):
+                rows += self.judge.same_function(exact, [of(low, start)])
         return rows
 
     def working_precision(self, precision: str) -> list[Row]:
         """Outputs, gradients, optimizer steps and streams, each side against its own float64 run."""
         self.progress(f"{precision}: outputs and gradients")
-        weights, exact, trained = self.pair.weights, self.exact, self.trained
         narrow = is_narrow(precision)
-        if narrow:
-            # the truth is the float64 run on the numbers that the 16-bit run starts from
-            weights = rounded(weights, precision)
-            exact = self.sides.run(weights, self.pooled, "float64")
+        weights = rounded(self.pair.weights, precision) if narrow else self.pair.weights
+        later = self.options.precisions[self.options.precisions.index(precision) :]
+        if all(map(is_narrow, later)):
+            self.exact, self.trained = ([], []), None  # nothing that follows starts from these weights
+        # the truth is the float64 run on the numbers that this precision starts from
+        exact = self.sides.run(weights, self.pooled, "float64") if narrow else self.exact
         low = self.sides.run(weights, self.pooled, precision)
         self.bitwise &= _all_same_bits(low)
         spreads = self._spreads(exact, weights, precision) if narrow else [({}, {}), ({}, {})]
@@ -117,12 +114,10 @@ class Stages:
             if truth.kind == "gradient" and not self.options.grads:
                 continue
             rows += self.judge.same_accuracy(truth, values, precision, self.zero, spread=spread)
-        del low
+        del exact, low
         if self.optimizes:
             self.progress(f"{precision}: optimizer steps")
-            if narrow or trained is None:
-                trained = self.sides.train(weights, self.stepped, "float64")
-            rows += self._step_accuracy(trained, weights, precision)
+            rows += self._step_accuracy(weights, precision)
             rows += self._stream_accuracy(precision)
         if narrow:
             rows += self.single_operations(precision)
@@ -164,26 +159,28 @@ class Stages:
         for index in range(TWINS):
             twins = self.sides.run(self._twin(weights, precision, index), self.pooled, precision)
             for kept, truth, values in zip(largest, _kinds(exact), _kinds(twins), strict=True):
-                for side, errors in zip(kept, self.judge.errors(truth, values), strict=True):
-                    side.update({name: max(error, side.get(name, 0.0)) for name, error in errors.items()})
+                keep_largest(kept[0], errors_by_name(values.reference, truth.reference))
+                keep_largest(kept[1], errors_by_name(values.candidate, truth.candidate))
         return [*largest]
 
     def _twin(self, weights: Arrays, precision: str, index: int) -> Arrays:
         return perturbed(weights, precision, [self.options.seed, index])
 
-    def _step_accuracy(self, exact: tuple[Trained, Trained], weights: Arrays, precision: str) -> list[Row]:
+    def _step_accuracy(self, weights: Arrays, precision: str) -> list[Row]:
         """The candidate's steps against the reference's and those of its twins, which start one ulp away."""
+        exact = self.trained or self.sides.train(weights, self.stepped, "float64")
+        spreads: dict[str, dict[str, float]] = {}
+        for index in range(TWINS):
+            start = self._twin(weights, precision, index)
+            twin = self.sides.reference.train(start, self.stepped, precision)
+            for truth, of in _step_kinds("step", exact, weights):
+                keep_largest(spreads.setdefault(truth.kind, {}), errors_by_name([of(twin, start)], truth.reference))
+            del twin
         low = self.sides.train(weights, self.stepped, precision)
-        starts = [self._twin(weights, precision, index) for index in range(TWINS)]
-        twins = [
-            _step_kinds("step", exact, self.sides.reference.train(start, self.stepped, precision), start)
-            for start in starts
-        ]
         rows = []
-        reference, candidate = (_step_kinds("step", exact, each, weights) for each in low)
-        for index, ((truth, a), (_, b)) in enumerate(zip(reference, candidate, strict=True)):
-            nearby = [twin[index][1] for twin in twins]
-            rows += self.judge.within_twins(truth, Batches(truth.kind, [a], [b]), nearby, precision, self.zero)
+        for truth, of in _step_kinds("step", exact, weights):
+            values = Batches(truth.kind, *([of(side, weights)] for side in low))
+            rows += self.judge.within_twins(truth, values, spreads[truth.kind], precision, self.zero)
         return rows
 
     def _stream_accuracy(self, precision: str) -> list[Row]:
@@ -193,9 +190,8 @@ class Stages:
         for name, drawn in gradient_streams(self.options.seed).items():
             stream = [rounded(gradient, precision) for gradient in drawn]
             exact, low = (self.sides.follow(start, stream, each) for each in ("float64", precision))
-            reference, candidate = (_step_kinds(f"{name} stream", exact, each, start) for each in low)
-            for (truth, a), (_, b) in zip(reference, candidate, strict=True):
-                values = Batches(truth.kind, [a], [b])
+            for truth, of in _step_kinds(f"{name} stream", exact, start):
+                values = Batches(truth.kind, *([of(side, start)] for side in low))
                 # the moments never meet the bias correction that the floor allows for
                 floor = optimizer_floor() if truth.kind.endswith("parameters") else path_floor(precision, STREAM_STEPS)
                 rows += self.judge.same_accuracy(truth, values, precision, floor=floor)
@@ -215,19 +211,27 @@ def _kinds(runs: tuple[list[Run], list[Run]]) -> tuple[Batches, Batches]:
     )
 
 
-def _step_kinds(kind: str, exact: tuple[Trained, Trained], low: Trained, start: Arrays) -> list[tuple[Batches, Arrays]]:
-    """Movement and both moments of the two exact runs, each with the same of one low-precision run."""
-    nu = exact[0].nu
+def _step_kinds(
+    kind: str, exact: tuple[Trained, Trained], start: Arrays
+) -> Iterator[tuple[Batches, Callable[[Trained, Arrays], Arrays]]]:
+    """Movement and both moments of the two exact runs, and what takes the same from another run and its start.
 
-    def arrays(trained: Trained) -> dict[str, Arrays]:
-        return {"parameters": moved(start, trained.parameters, nu), "mu": trained.mu, "nu": trained.nu}
+    One after the other: each is as large as the model, and only one is looked at.
+    """
 
-    reference, candidate, coarse = (arrays(trained) for trained in (*exact, low))
-    return [
-        (Batches(f"{kind} {what}", [reference[what]], [candidate[what]]), coarse[what])
-        for what in reference
-        if reference[what]
-    ]
+    def parameters(trained: Trained, start: Arrays) -> Arrays:
+        return moved(start, trained.parameters, exact[0].nu)
+
+    def mu(trained: Trained, start: Arrays) -> Arrays:
+        return trained.mu
+
+    def nu(trained: Trained, start: Arrays) -> Arrays:
+        return trained.nu
+
+    for of in (parameters, mu, nu):
+        batches = Batches(f"{kind} {of.__name__}", *([of(side, start)] for side in exact))
+        if batches.reference[0]:
+            yield batches, of
 
 
 def _all_same_bits(runs: tuple[Sequence[Run], Sequence[Run]]) -> bool:
