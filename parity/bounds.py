@@ -24,8 +24,6 @@ FLOAT64_FLOOR = 4 * FORMATS["float64"].unit_roundoff
 LESS_ACCURATE = 2
 #: How often a rule may be wrong about two equally accurate sides.
 FALSE_ALARMS = 1e-6
-#: Slack over the widest twin: a convention; 1 alarms on clean training runs.
-TWIN_SLACK = 3
 #: Slack over the root-mean-square growth of rounding errors along the longest path: a convention.
 PATH_SLACK = 8
 
@@ -132,22 +130,4 @@ def accuracy_bound(other_error: float, rounded: float, errors: int, floor: Bound
     return Bound(
         relative,
         f"{factor:.2g} (convention {LESS_ACCURATE} x chance) x the other's error {other_error:.2g} + one rounding",
-    )
-
-
-def twin_bound(envelope: float, twins: int, errors: int, floor: Bound) -> Bound:
-    """For optimizer steps at a working precision: training amplifies rounding, by an amount that only training shows.
-
-    Adam turns noise in a small gradient into a whole step, and the next gradient is taken there. So the yardstick is
-    the reference itself, started from weights moved by one unit in the last place: the widest distance of these twins
-    (and of the reference) from its float64 run. Few independent errors may have been lucky in every twin: then `chance`
-    takes the place of the convention.
-    """
-    slack = max(TWIN_SLACK, chance(errors))
-    if slack * envelope < floor.value:
-        return floor
-    why = "convention" if slack == TWIN_SLACK else f"chance over {errors} errors"
-    return Bound(
-        slack * envelope,
-        f"{slack:.3g} ({why}) x {envelope:.2g}, the widest of the reference and {twins} twins one ulp away",
     )

@@ -13,31 +13,44 @@ from .runs import Arrays, is_float
 
 
 def wide(array: np.ndarray) -> np.ndarray:
-    """The array as float64; exact for every format that a check runs in."""
-    return np.asarray(array).astype(np.float64)
+    """The array as float64, exact for every format that a check runs in; the array itself where it is that already."""
+    return np.asarray(array, np.float64)
 
 
 def rms(array: np.ndarray) -> float:
     """Root of the mean square over the finite elements; 0 for none."""
-    values = wide(array)
-    values = values[np.isfinite(values)]
+    values = np.atleast_1d(_only(wide(array), np.isfinite(array)))
+    if not values.size:
+        return 0.0
     # scaled first: squares of 1e-200 would vanish
-    scale = float(np.max(np.abs(values))) if values.size else 0.0
-    return scale * float(np.sqrt(np.mean((values / scale) ** 2))) if scale else 0.0
+    scale = max(float(values.max()), -float(values.min()))
+    if not scale:
+        return 0.0
+    scaled = values / scale
+    return scale * float(np.sqrt(np.mean(np.multiply(scaled, scaled, out=scaled))))
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
     """Root mean square of a - b over the elements where both are finite; the others are `misplaced`'s."""
-    a, b = wide(a), wide(b)
     both = np.isfinite(a) & np.isfinite(b)
     # halves: the difference of two finite numbers may be infinite, and what is infinite would not be counted
-    return 2 * rms(a[both] / 2 - b[both] / 2)
+    half = _only(wide(a), both) / 2
+    half -= _only(wide(b), both) / 2
+    return 2 * rms(half)
+
+
+def _only(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The chosen elements; no copy of a large array where that is all of them."""
+    return values if chosen.all() else values[chosen]
 
 
 def misplaced(a: np.ndarray, b: np.ndarray) -> int:
     """Number of elements that are NaN, +infinity or -infinity on one side and something else on the other."""
+    finite = np.isfinite(a), np.isfinite(b)
+    if finite[0].all() and finite[1].all():
+        return 0
     a, b = wide(a), wide(b)
-    same = (np.isnan(a) & np.isnan(b)) | (np.isfinite(a) & np.isfinite(b)) | (a == b)
+    same = (np.isnan(a) & np.isnan(b)) | (finite[0] & finite[1]) | (a == b)
     return int(np.count_nonzero(~same))
 
 
@@ -91,12 +104,11 @@ def independent(errors: Sequence[np.ndarray]) -> int:
 
 def _folded(error: np.ndarray, axis: int) -> np.ndarray:
     """A vector, or a matrix whose rows are the axes before `axis`; of a large one 256 rows and columns."""
-    error = np.nan_to_num(wide(error), posinf=0.0, neginf=0.0)
     if error.ndim < 2 or not error.size:
-        return error.reshape(-1)
+        return np.nan_to_num(error.reshape(-1), posinf=0.0, neginf=0.0)
     matrix = error.reshape(int(np.prod(error.shape[:axis])), -1)
     rows, columns = (max(1, -(-size // 256)) for size in matrix.shape)
-    return matrix[::rows, ::columns]
+    return np.nan_to_num(matrix[::rows, ::columns], posinf=0.0, neginf=0.0)
 
 
 def one_rounding(exact: np.ndarray, dtype: np.dtype) -> float:
@@ -142,21 +154,6 @@ def error_of(values: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> float
     """As `relative`, but infinite where the values have left the range of their type and the truth has not."""
     overflowed = any(misplaced(value, exact) for value, exact in zip(values, truth, strict=True))
     return np.inf if overflowed else relative(values, truth)
-
-
-def moved(start: Arrays, end: Arrays, nu: Arrays | None = None) -> dict[str, np.ndarray]:
-    """How far each parameter went, in Adam's own metric where `nu` is given.
-
-    Adam divides by sqrt(nu): noise in a gradient near zero becomes a whole step. Multiplying by sqrt(nu) of the exact
-    run undoes that, so that errors are as large as the noise that caused them.
-    """
-    step = {}
-    for name in end:
-        step[name] = end[name].astype(np.float64)
-        step[name] -= start[name]
-        if nu:
-            step[name] *= np.sqrt(nu[name].astype(np.float64))
-    return step
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .bounds import Bound, accuracy_bound, float64_bound, path_floor, twin_bound, zero_bound
+from .bounds import Bound, accuracy_bound, float64_bound, path_floor, zero_bound
 from .compare import (
     Structure,
     different,
@@ -29,9 +29,6 @@ from .result import Row
 from .runs import Arrays, is_float
 
 Errors = Mapping[str, float]
-
-#: Runs from weights one ulp away: two already bound clean training runs, four are recommended.
-TWINS = 4
 
 
 @dataclass(frozen=True)
@@ -137,25 +134,6 @@ class Judge:
                 whose = f"both have left the range of {precision}, or are not zero where their float64 is"
             bound = Bound(bound.value, f"{whose}: {bound.derivation}")
             rows.append(self._row(low, name, precision, errors[worse], bound, values[1]))
-        return rows
-
-    def within_twins(
-        self, exact: Batches, low: Batches, spread: Errors, precision: str, zero: frozenset[str]
-    ) -> list[Row]:
-        """The candidate's distance from its float64 run against that of the reference and its twins (twin_bound).
-
-        `spread` holds the largest errors of the reference's TWINS twins.
-        """
-        rows = self._broken(low, precision)
-        for name in low.names():
-            if name in zero or name not in exact.reference[0] or name not in exact.candidate[0]:
-                continue
-            truth, values = exact.reference[0][name], low.candidate[0][name]
-            envelope = max(error_of([low.reference[0][name]], [truth]), spread.get(name, 0.0))
-            count = independent(scaled_errors([low.reference[0][name]], [truth]))
-            bound = twin_bound(envelope, TWINS, count, path_floor(precision, self.roundings))
-            measured = error_of([values], [exact.candidate[0][name]])
-            rows.append(self._row(low, name, precision, measured, bound, [values]))
         return rows
 
     def operation(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,55 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Parameters after some optimizer steps, and both moments where the optimizer keeps them, by parameter name."""
+class Step:
+    """What one optimizer step leaves behind: parameters, and both moments where the optimizer keeps them, by name."""
 
     parameters: Arrays
     mu: Arrays
     nu: Arrays
+
+
+@dataclass(frozen=True)
+class Path:
+    """Where training goes: the parameters that each step starts from, and the unit of each parameter's movement.
+
+    `points` are as many as there are steps, exact in the precision that is judged; `units` are sqrt(nu) after each
+    step, empty where movement is measured as it is.
+    """
+
+    points: Sequence[Arrays]
+    units: Sequence[Arrays] = ()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Steps along a path: the sum of their movements in the path's units, and the last moments."""
+
+    parameters: Arrays
+    mu: Arrays
+    nu: Arrays
+
+
+def walk(path: Path, steps: Iterable[Step]) -> Trained:
+    """Adds up how far the steps of one side went from the points of a path.
+
+    Adam divides by sqrt(nu): noise in a gradient near zero becomes a whole step. Multiplying by sqrt(nu) of one exact
+    run undoes that, so that errors are as large as the noise that caused them.
+    """
+    total: dict[str, np.ndarray] = {}
+    last = Step({}, {}, {})
+    for index, step in enumerate(steps):
+        for name, value in step.parameters.items():
+            movement = value.astype(np.float64)
+            movement -= path.points[index][name]
+            if path.units:
+                movement *= path.units[index][name]
+            with np.errstate(invalid="ignore"):  # infinities of both signs: NaN, which the judge counts
+                total[name] = total[name] + movement if name in total else movement
+        if index == len(path.points) - 1:
+            last = step
+        del step  # as large as the model three times over: gone before the next one is taken
+    return Trained(total, last.mu, last.nu)
 
 
 def projection(name: str, shape: Sequence[int]) -> np.ndarray:

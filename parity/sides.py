@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import numpy as np
 from .formats import FORMATS
 from .islands import Island
 from .pair import Jax, Pair, Side
-from .runs import Arrays, Run, Trained, is_float
+from .runs import Arrays, Path, Run, Step, Trained, is_float, walk
 from .work import Work, merge
 
 
@@ -23,10 +23,12 @@ class Runner(Protocol):
     def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
         """Outputs and gradients of one batch; `lifted` widens every float32 island of a float64 run."""
 
-    def train(self, weights: Arrays, batches: Sequence[Arrays], precision: str, *, lifted: bool = False) -> Trained:
-        """One optimizer step per batch."""
+    def steps(
+        self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
+    ) -> Iterator[Step]:
+        """One optimizer step per batch, the step t from the parameters `points[t]`, read no earlier than that."""
 
-    def follow(self, start: Arrays, gradients: Sequence[Arrays], precision: str) -> Trained:
+    def follow(self, points: Sequence[Arrays], gradients: Sequence[Arrays], precision: str) -> Iterator[Step]:
         """One optimizer step per given gradient, without the model."""
 
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
@@ -65,17 +67,30 @@ class Sides:
         )
         return reference, candidate
 
-    def train(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> tuple[Trained, Trained]:
-        """Optimizer steps on each side's own gradients."""
-        lifted = self._lifts(precision)
-        return (
-            self.reference.train(weights, batches, precision, lifted=lifted),
-            self.candidate.train(weights, batches, precision, lifted=lifted),
-        )
+    def lead(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> Path:
+        """The reference's own training in float64, its parameters rounded to `precision` after each step."""
+        points, units = [weights], []
+        for step in self.reference.steps(points, batches, "float64", lifted=self.lifted):
+            points.append(rounded(step.parameters, precision))
+            units.append({name: np.sqrt(value).astype(np.float32) for name, value in step.nu.items()})
+        return Path(points[:-1], units if all(units) else ())
 
-    def follow(self, start: Arrays, gradients: Sequence[Arrays], precision: str) -> tuple[Trained, Trained]:
-        """Optimizer steps on the same given gradients."""
-        return self.reference.follow(start, gradients, precision), self.candidate.follow(start, gradients, precision)
+    def train(self, path: Path, batches: Sequence[Arrays], precision: str) -> tuple[Trained, Trained]:
+        """Optimizer steps along a path, on each side's own gradients."""
+        lifted = self._lifts(precision)
+        # JAX needs more memory for a step than PyTorch: the candidate goes first, while less is kept
+        candidate, reference = (
+            walk(path, runner.steps(path.points, batches, precision, lifted=lifted))
+            for runner in (self.candidate, self.reference)
+        )
+        return reference, candidate
+
+    def follow(self, path: Path, gradients: Sequence[Arrays], precision: str) -> tuple[Trained, Trained]:
+        """Optimizer steps along a path, on the same given gradients."""
+        reference, candidate = (
+            walk(path, runner.follow(path.points, gradients, precision)) for runner in (self.reference, self.candidate)
+        )
+        return reference, candidate
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Every place where a float64 run is less than float64."""

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from .bounds import Bound, optimizer_floor, path_floor
-from .compare import errors_by_name, keep_largest, moved, same_bits
+from .compare import errors_by_name, keep_largest, same_bits
 from .errors import ParityUsageError
 from .formats import FORMATS
-from .judge import TWINS, Batches, Errors, Judge
+from .judge import Batches, Errors, Judge
 from .options import Options
 from .pair import Pair
 from .result import Row
-from .runs import Arrays, Run, Trained
+from .runs import Arrays, Path, Run, Trained, walk
 from .sides import Sides, perturbed, rounded
-from .streams import STREAM_STEPS, gradient_streams, stream_start
+from .streams import STREAM_STEPS, gradient_streams, stream_path
 
 Progress = Callable[[str], None]
+Twin = Callable[[Arrays], Arrays]
+
+#: Runs from weights one ulp away: two already bound clean training runs, four are recommended (docs/numerics.md).
+TWINS = 4
 
 
 @dataclass
@@ -34,6 +39,7 @@ class Stages:
     zero: frozenset[str] = frozenset()
     bitwise: bool = True
     exact: tuple[list[Run], list[Run]] = field(default=([], []), init=False)
+    path: Path | None = field(default=None, init=False)
     trained: tuple[Trained, Trained] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -75,12 +81,12 @@ class Stages:
         if not self.optimizes:
             return []
         self.progress(f"float64: {self.options.steps} optimizer steps")
-        weights = self.pair.weights
-        low = self.sides.reference.train(weights, self.stepped, "float32")
-        self.trained = self.sides.train(weights, self.stepped, "float64")
+        self.path = self.sides.lead(self.pair.weights, self.stepped, "float32")
+        self.trained = self.sides.train(self.path, self.stepped, "float64")
+        low = walk(self.path, self.sides.reference.steps(self.path.points, self.stepped, "float32"))
         rows = []
-        for exact, of in _step_kinds("step", self.trained, weights):
-            rows += self.judge.same_function(exact, [of(low, weights)], self.zero)
+        for exact, coarse in zip(_step_kinds("step", self.trained), _step_kinds("step", (low, low)), strict=True):
+            rows += self.judge.same_function(exact, coarse.reference, self.zero)
         return rows
 
     def optimizer_streams(self) -> list[Row]:
@@ -88,40 +94,102 @@ class Stages:
         if not self.optimizes:
             return []
         self.progress("float64: optimizers on synthetic gradients")
-        start = stream_start(self.options.seed)
+        path = stream_path(self.options.seed)
         rows = []
         for name, stream in gradient_streams(self.options.seed).items():
-            low = self.sides.reference.follow(start, stream, "float32")
-            for exact, of in _step_kinds(f"{name} stream", self.sides.follow(start, stream, "float64"), start):
-                rows += self.judge.same_function(exact, [of(low, start)])
+            low = walk(path, self.sides.reference.follow(path.points, stream, "float32"))
+            exact = self.sides.follow(path, stream, "float64")
+            kinds = (_step_kinds(f"{name} stream", each) for each in (exact, (low, low)))
+            for batches, coarse in zip(*kinds, strict=True):
+                rows += self.judge.same_function(batches, coarse.reference)
         return rows
 
     def working_precision(self, precision: str) -> list[Row]:
         """Outputs, gradients, optimizer steps and streams, each side against its own float64 run."""
-        self.progress(f"{precision}: outputs and gradients")
-        narrow = is_narrow(precision)
-        weights = rounded(self.pair.weights, precision) if narrow else self.pair.weights
         later = self.options.precisions[self.options.precisions.index(precision) :]
         if all(map(is_narrow, later)):
-            self.exact, self.trained = ([], []), None  # nothing that follows starts from these weights
-        # the truth is the float64 run on the numbers that this precision starts from
-        exact = self.sides.run(weights, self.pooled, "float64") if narrow else self.exact
-        low = self.sides.run(weights, self.pooled, precision)
-        self.bitwise &= _all_same_bits(low)
-        spreads = self._spreads(exact, weights, precision) if narrow else [({}, {}), ({}, {})]
-        rows = []
-        for truth, values, spread in zip(_kinds(exact), _kinds(low), spreads, strict=True):
-            if truth.kind == "gradient" and not self.options.grads:
-                continue
-            rows += self.judge.same_accuracy(truth, values, precision, self.zero, spread=spread)
-        del exact, low
+            # nothing that follows starts from these weights
+            self.exact, self.path, self.trained = ([], []), None, None
+        weights = rounded(self.pair.weights, precision) if is_narrow(precision) else self.pair.weights
+        rows = self._run_accuracy(weights, precision)
         if self.optimizes:
             self.progress(f"{precision}: optimizer steps")
             rows += self._step_accuracy(weights, precision)
             rows += self._stream_accuracy(precision)
-        if narrow:
+        if is_narrow(precision):
             rows += self.single_operations(precision)
         return rows
+
+    def _run_accuracy(self, weights: Arrays, precision: str) -> list[Row]:
+        """Outputs and gradients; the truth is the float64 run on the numbers that this precision starts from."""
+        self.progress(f"{precision}: outputs and gradients")
+        exact = self.sides.run(weights, self.pooled, "float64") if is_narrow(precision) else self.exact
+        low = self.sides.run(weights, self.pooled, precision)
+        self.bitwise &= _all_same_bits(low)
+        truths, values = _kinds(exact), _kinds(low)
+        spreads = self._spreads(
+            truths, precision, lambda twin: _kinds(self.sides.run(twin(weights), self.pooled, precision))
+        )
+        return [
+            row
+            for truth, value, spread in zip(truths, values, spreads, strict=True)
+            for row in self.judge.same_accuracy(truth, value, precision, self.zero, spread=spread)
+            if self.options.grads or truth.kind != "gradient"
+        ]
+
+    def _step_accuracy(self, weights: Arrays, precision: str) -> list[Row]:
+        """Movement and moments after some steps along one path."""
+        if self.path is None or self.trained is None:
+            self.path = self.sides.lead(weights, self.stepped, precision)
+            self.trained = self.sides.train(self.path, self.stepped, "float64")
+        path, truths = self.path, _step_kinds("step", self.trained)
+        if is_narrow(precision):
+            self.path, self.trained = None, None  # the next format rounds otherwise
+
+        def twins(twin: Twin) -> Sequence[Batches]:
+            points = [twin(point) for point in path.points]
+            return _step_kinds("step", self.sides.train(Path(points, path.units), self.stepped, precision))
+
+        spreads = self._spreads(truths, precision, twins)
+        values = _step_kinds("step", self.sides.train(path, self.stepped, precision))
+        return [
+            row
+            for truth, value, spread in zip(truths, values, spreads, strict=True)
+            for row in self.judge.same_accuracy(truth, value, precision, self.zero, spread=spread)
+        ]
+
+    def _stream_accuracy(self, precision: str) -> list[Row]:
+        """The optimizers alone."""
+        path = stream_path(self.options.seed)
+        path = Path([rounded(point, precision) for point in path.points])
+        rows = []
+        for name, drawn in gradient_streams(self.options.seed).items():
+            stream = [rounded(gradient, precision) for gradient in drawn]
+            exact, low = (
+                _step_kinds(f"{name} stream", self.sides.follow(path, stream, each)) for each in ("float64", precision)
+            )
+            for truth, values in zip(exact, low, strict=True):
+                # the moments never meet the bias correction that the floor allows for
+                floor = optimizer_floor() if truth.kind.endswith("parameters") else path_floor(precision, STREAM_STEPS)
+                rows += self.judge.same_accuracy(truth, values, precision, floor=floor)
+        return rows
+
+    def _spreads(
+        self, truths: Sequence[Batches], precision: str, run: Callable[[Twin], Sequence[Batches]]
+    ) -> list[tuple[Errors, Errors]]:
+        """The largest errors of each side's twins, for each kind of tensors; none where they are not needed.
+
+        In 16 bits an element of a ReLU may fall on the other side of its kink. One such event is most of the error of
+        many tensors, and a single run has it or has it not.
+        """
+        largest: list[tuple[dict[str, float], dict[str, float]]] = [({}, {}) for _ in truths]
+        for index in range(TWINS if is_narrow(precision) else 0):
+            self.progress(f"{precision}: twin {index + 1} of {TWINS}, one unit in the last place away")
+            values = run(partial(perturbed, precision=precision, seed=[self.options.seed, index]))
+            for kept, truth, value in zip(largest, truths, values, strict=True):
+                keep_largest(kept[0], errors_by_name(value.reference, truth.reference))
+                keep_largest(kept[1], errors_by_name(value.candidate, truth.candidate))
+        return [*largest]
 
     def single_operations(self, precision: str) -> list[Row]:
         """Each operation of the pair alone, on operands that are exact in `precision`, against its own float64."""
@@ -146,57 +214,6 @@ class Stages:
             rows += self.judge.operation(f"operation {operation.name}", exact, low, precision, bound)
         return rows
 
-    def _spreads(
-        self, exact: tuple[list[Run], list[Run]], weights: Arrays, precision: str
-    ) -> list[tuple[Errors, Errors]]:
-        """The largest errors of each side's twins, of outputs and of gradients.
-
-        In 16 bits an element of a ReLU may fall on the other side of its kink. One such event is most of the error of
-        many tensors, and a single run has it or has it not.
-        """
-        self.progress(f"{precision}: twins, one unit in the last place away")
-        largest: list[tuple[dict[str, float], dict[str, float]]] = [({}, {}), ({}, {})]
-        for index in range(TWINS):
-            twins = self.sides.run(self._twin(weights, precision, index), self.pooled, precision)
-            for kept, truth, values in zip(largest, _kinds(exact), _kinds(twins), strict=True):
-                keep_largest(kept[0], errors_by_name(values.reference, truth.reference))
-                keep_largest(kept[1], errors_by_name(values.candidate, truth.candidate))
-        return [*largest]
-
-    def _twin(self, weights: Arrays, precision: str, index: int) -> Arrays:
-        return perturbed(weights, precision, [self.options.seed, index])
-
-    def _step_accuracy(self, weights: Arrays, precision: str) -> list[Row]:
-        """The candidate's steps against the reference's and those of its twins, which start one ulp away."""
-        exact = self.trained or self.sides.train(weights, self.stepped, "float64")
-        spreads: dict[str, dict[str, float]] = {}
-        for index in range(TWINS):
-            start = self._twin(weights, precision, index)
-            twin = self.sides.reference.train(start, self.stepped, precision)
-            for truth, of in _step_kinds("step", exact, weights):
-                keep_largest(spreads.setdefault(truth.kind, {}), errors_by_name([of(twin, start)], truth.reference))
-            del twin
-        low = self.sides.train(weights, self.stepped, precision)
-        rows = []
-        for truth, of in _step_kinds("step", exact, weights):
-            values = Batches(truth.kind, *([of(side, weights)] for side in low))
-            rows += self.judge.within_twins(truth, values, spreads[truth.kind], precision, self.zero)
-        return rows
-
-    def _stream_accuracy(self, precision: str) -> list[Row]:
-        """The optimizers alone: nothing amplifies here, so that either side may be the yardstick."""
-        start = rounded(stream_start(self.options.seed), precision)
-        rows = []
-        for name, drawn in gradient_streams(self.options.seed).items():
-            stream = [rounded(gradient, precision) for gradient in drawn]
-            exact, low = (self.sides.follow(start, stream, each) for each in ("float64", precision))
-            for truth, of in _step_kinds(f"{name} stream", exact, start):
-                values = Batches(truth.kind, *([of(side, start)] for side in low))
-                # the moments never meet the bias correction that the floor allows for
-                floor = optimizer_floor() if truth.kind.endswith("parameters") else path_floor(precision, STREAM_STEPS)
-                rows += self.judge.same_accuracy(truth, values, precision, floor=floor)
-        return rows
-
 
 def is_narrow(precision: str) -> bool:
     """A format of fewer significand bits than float32."""
@@ -211,27 +228,14 @@ def _kinds(runs: tuple[list[Run], list[Run]]) -> tuple[Batches, Batches]:
     )
 
 
-def _step_kinds(
-    kind: str, exact: tuple[Trained, Trained], start: Arrays
-) -> Iterator[tuple[Batches, Callable[[Trained, Arrays], Arrays]]]:
-    """Movement and both moments of the two exact runs, and what takes the same from another run and its start.
-
-    One after the other: each is as large as the model, and only one is looked at.
-    """
-
-    def parameters(trained: Trained, start: Arrays) -> Arrays:
-        return moved(start, trained.parameters, exact[0].nu)
-
-    def mu(trained: Trained, start: Arrays) -> Arrays:
-        return trained.mu
-
-    def nu(trained: Trained, start: Arrays) -> Arrays:
-        return trained.nu
-
-    for of in (parameters, mu, nu):
-        batches = Batches(f"{kind} {of.__name__}", *([of(side, start)] for side in exact))
-        if batches.reference[0]:
-            yield batches, of
+def _step_kinds(kind: str, trained: tuple[Trained, Trained]) -> list[Batches]:
+    """Movement and both moments of both sides, where the optimizer has them."""
+    kinds = []
+    for what in ("parameters", "mu", "nu"):
+        reference, candidate = (getattr(side, what) for side in trained)
+        if reference:
+            kinds.append(Batches(f"{kind} {what}", [reference], [candidate]))
+    return kinds
 
 
 def _all_same_bits(runs: tuple[Sequence[Run], Sequence[Run]]) -> bool:

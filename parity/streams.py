@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .runs import Arrays
+from .runs import Arrays, Path
 
 #: Bias correction matters in the first steps and b2 = 0.95 forgets within 20: longer streams show nothing new.
 STREAM_STEPS = 20
@@ -30,7 +30,8 @@ def gradient_streams(seed: int) -> dict[str, list[Arrays]]:
     return {"ordinary": draw(1e-3, 1.0), "near-eps": draw(1e-9, 1e-7), "zeros": draw(1e-3, 1.0, zeros=0.5)}
 
 
-def stream_start(seed: int) -> Arrays:
-    """Parameters of the size that weights have, so that weight decay shows beside the step."""
+def stream_path(seed: int) -> Path:
+    """Each step from the same parameters, of the size that weights have, so that weight decay shows beside the step."""
     generator = np.random.Generator(np.random.PCG64([seed, 47]))
-    return {name: generator.normal(0.0, 0.02, shape).astype(np.float32) for name, shape in SHAPES.items()}
+    start = {name: generator.normal(0.0, 0.02, shape).astype(np.float32) for name, shape in SHAPES.items()}
+    return Path([start] * STREAM_STEPS)

@@ -18,7 +18,6 @@ from parity.bounds import (
     float64_bound,
     optimizer_floor,
     path_floor,
-    twin_bound,
     zero_bound,
 )
 from parity.formats import FORMATS
@@ -80,7 +79,6 @@ def test_fewer_errors_allow_more(size: float, a: int, b: int) -> None:
     few, many = sorted((a, b))
     assert float64_bound(size, few).value >= float64_bound(size, many).value
     assert accuracy_bound(size, 0, few, NO_FLOOR).value >= accuracy_bound(size, 0, many, NO_FLOOR).value
-    assert twin_bound(size, 4, few, NO_FLOOR).value >= twin_bound(size, 4, many, NO_FLOOR).value
 
 
 @given(error, error, st.sampled_from(["float32", "bfloat16", "float16"]), st.integers(1, 10**6), count)
@@ -91,7 +89,6 @@ def test_an_accurate_side_binds_the_other_and_never_below_one_rounding(
     bound = accuracy_bound(other, rounded, errors, floor).value
     assert bound >= max(rounded, 2 * other, floor.value)
     assert bound <= accuracy_bound(2 * other, rounded, errors, floor).value
-    assert twin_bound(other, 4, errors, floor).value >= max(3 * other, floor.value)
 
 
 def test_sixteen_bit_formats_have_no_floor_of_their_path() -> None:
@@ -131,9 +128,6 @@ def test_a_derivation_contains_the_numbers_that_it_is_made_of(size: float, error
     bound = accuracy_bound(size, 1e-9, errors, NO_FLOOR)
     factor = numbers(bound.derivation)[0]
     assert bound.value == pytest.approx(factor * size + 1e-9, rel=0.06)
-
-    bound = twin_bound(size, 4, errors, NO_FLOOR)
-    assert bound.value == pytest.approx(numbers(bound.derivation)[0] * size, rel=0.01)
 
     bound = accuracy_bound(1e-12, 1e-12, 1000, path_floor("float32", 625))
     assert bound.derivation == "8 (convention) x u x sqrt(625 roundings)"

@@ -14,7 +14,7 @@ import optax
 
 from ...islands import Island
 from ...pair import Jax
-from ...runs import MOMENTS, Arrays, Run, Trained, is_float, named_outputs, projection
+from ...runs import MOMENTS, Arrays, Run, Step, is_float, named_outputs, projection
 from ...work import Work, collect
 from . import count, islands, lifting
 from .versions import x64
@@ -43,21 +43,20 @@ class JaxRunner:
             outputs, gradients = self._program(parameters, inputs, precision, lifted)(parameters, inputs)
             return Run(_to_numpy(outputs), _to_numpy(gradients))
 
-    def train(self, weights: Arrays, batches: Sequence[Arrays], precision: str, *, lifted: bool = False) -> Trained:
+    def steps(
+        self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
+    ) -> Iterator[Step]:
         """One optimizer step per batch."""
-        with self.mode(precision):
-            parameters = _cast(weights, precision)
 
-            def gradient(parameters: Mapping[str, jax.Array], batch: Arrays) -> Mapping[str, jax.Array]:
-                inputs = _cast(batch, precision)
-                return self._program(parameters, inputs, precision, lifted)(parameters, inputs)[1]
+        def gradient(parameters: Mapping[str, jax.Array], batch: Arrays) -> Mapping[str, jax.Array]:
+            inputs = _cast(batch, precision)
+            return self._program(parameters, inputs, precision, lifted)(parameters, inputs)[1]
 
-            return self._steps(parameters, batches, gradient, precision)
+        return self._steps(points, batches, gradient, precision)
 
-    def follow(self, start: Arrays, gradients: Sequence[Arrays], precision: str) -> Trained:
+    def follow(self, points: Sequence[Arrays], gradients: Sequence[Arrays], precision: str) -> Iterator[Step]:
         """One optimizer step per given gradient."""
-        with self.mode(precision):
-            return self._steps(_cast(start, precision), gradients, lambda _, g: _cast(g, precision), precision)
+        return self._steps(points, gradients, lambda _, given: _cast(given, precision), precision)
 
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
         """One operation on its own; a function object of its own keeps the trace caches of two precisions apart."""
@@ -114,7 +113,22 @@ class JaxRunner:
             self._programs[key] = jax.jit(function).lower(parameters, inputs).compile()
         return self._programs[key]
 
-    def _steps(self, parameters: Any, items: Sequence[Any], gradient: Callable[..., Any], precision: str) -> Trained:
+    def _steps(
+        self, points: Sequence[Arrays], items: Sequence[Any], gradient: Callable[..., Any], precision: str
+    ) -> Iterator[Step]:
+        state = None
+        for index, item in enumerate(items):
+            with self.mode(precision):  # left while the caller looks at the step: the mode is the whole thread's
+                parameters = _cast(points[index], precision)
+                init, update = self._optimizer(parameters, precision)
+                state = init(parameters) if state is None else state
+                parameters, state = update(gradient(parameters, item), state, parameters)
+            moments = {name: _to_numpy(_moment(state, names)) for name, names in MOMENTS.items()}
+            yield Step(_to_numpy(parameters), **moments)
+            del parameters, moments
+
+    def _optimizer(self, parameters: Mapping[str, jax.Array], precision: str) -> tuple[Any, Any]:
+        """Compiled (parameters) -> state, and (gradients, state, parameters) -> (parameters, state)."""
         if self.side.optimizer is None:
             raise ValueError(f"{self.label}: needs an optimizer to take steps, got None; give one or use steps 0")
         optimizer = self.side.optimizer()
@@ -129,12 +143,7 @@ class JaxRunner:
             init = jax.jit(optimizer.init).lower(parameters).compile()
             state = jax.eval_shape(optimizer.init, parameters)
             self._programs[key] = init, jax.jit(update).lower(parameters, state, parameters).compile()
-        init, step = self._programs[key]
-        state = init(parameters)
-        for item in items:
-            parameters, state = step(gradient(parameters, item), state, parameters)
-        moments = {name: _moment(state, names) for name, names in MOMENTS.items()}
-        return Trained(_to_numpy(parameters), **{name: _to_numpy(tree) for name, tree in moments.items()})
+        return self._programs[key]
 
 
 def _project(outputs: Mapping[str, jax.Array]) -> jax.Array:

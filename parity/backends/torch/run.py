@@ -11,7 +11,7 @@ import torch
 
 from ...islands import Island
 from ...pair import Torch
-from ...runs import MOMENTS, Arrays, Run, Trained, is_float, named_outputs, projection
+from ...runs import MOMENTS, Arrays, Run, Step, is_float, named_outputs, projection
 from ...work import Work, collect
 from . import count, islands
 from .versions import DTYPES, from_numpy, to_numpy
@@ -48,29 +48,29 @@ class TorchRunner:
             gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
             return Run(_to_numpy(outputs), _to_numpy(gradients))
 
-    def train(self, weights: Arrays, batches: Sequence[Arrays], precision: str, *, lifted: bool = False) -> Trained:
+    def steps(
+        self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
+    ) -> Iterator[Step]:
         """One optimizer step per batch."""
-        with self.mode():
-            module = self._module(weights, precision)
-            named = dict(module.named_parameters())
+        module = self._module(points[0], precision)
+        named = dict(module.named_parameters())
 
-            def backward(batch: Arrays) -> None:
-                self._backward(module, self._cast(batch, precision), lifted)
-                for parameter in named.values():
-                    parameter.grad = _gradient(parameter)  # None would exempt it from the weight decay as well
+        def backward(batch: Arrays) -> None:
+            self._backward(module, self._cast(batch, precision), lifted)
+            for parameter in named.values():
+                parameter.grad = _gradient(parameter)  # None would exempt it from the weight decay as well
 
-            return self._steps(named, batches, backward)
+        return self._steps(named, points, batches, backward, precision)
 
-    def follow(self, start: Arrays, gradients: Sequence[Arrays], precision: str) -> Trained:
+    def follow(self, points: Sequence[Arrays], gradients: Sequence[Arrays], precision: str) -> Iterator[Step]:
         """One optimizer step per given gradient."""
-        with self.mode():
-            named = {name: torch.nn.Parameter(value) for name, value in self._cast(start, precision).items()}
+        named = {name: torch.nn.Parameter(value) for name, value in self._cast(points[0], precision).items()}
 
-            def assign(given: Arrays) -> None:
-                for name, value in self._cast(given, precision).items():
-                    named[name].grad = value
+        def assign(given: Arrays) -> None:
+            for name, value in self._cast(given, precision).items():
+                named[name].grad = value
 
-            return self._steps(named, gradients, assign)
+        return self._steps(named, points, gradients, assign, precision)
 
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
         """One operation on its own."""
@@ -114,23 +114,25 @@ class TorchRunner:
         return outputs
 
     def _steps(
-        self, named: Mapping[str, torch.nn.Parameter], items: Sequence[Any], prepare: Callable[[Any], None]
-    ) -> Trained:
+        self,
+        named: Mapping[str, torch.nn.Parameter],
+        points: Sequence[Arrays],
+        items: Sequence[Any],
+        prepare: Callable[[Any], None],
+        precision: str,
+    ) -> Iterator[Step]:
         if self.side.optimizer is None:
             raise ValueError(f"{self.label}: needs an optimizer to take steps, got None; give one or use steps 0")
         optimizer = self.side.optimizer(list(named.values()))
-        for item in items:
-            optimizer.zero_grad()
-            prepare(item)
-            optimizer.step()
-        moments: dict[str, dict[str, np.ndarray]] = {moment: {} for moment in MOMENTS}
-        for name, parameter in named.items():
-            state = optimizer.state[parameter]
-            for moment, keys in MOMENTS.items():
-                for key in keys:
-                    if key in state:
-                        moments[moment][name] = to_numpy(state[key])
-        return Trained(_to_numpy(named), **moments)
+        for index, item in enumerate(items):
+            with self.mode():  # left while the caller looks at the step: the switches are the whole process's
+                with torch.no_grad():
+                    for name, value in self._cast(points[index], precision).items():
+                        named[name].copy_(value)
+                optimizer.zero_grad()
+                prepare(item)
+                optimizer.step()
+            yield Step(_to_numpy(named), **_moments(optimizer, named))
 
     def _cast(self, arrays: Arrays, precision: str) -> dict[str, torch.Tensor]:
         """Floats in the working precision, whole numbers as int64, truth values as they are."""
@@ -143,6 +145,21 @@ class TorchRunner:
                 tensor = tensor.to(torch.int64)
             cast[name] = tensor
         return cast
+
+
+def _moments(
+    optimizer: torch.optim.Optimizer, named: Mapping[str, torch.nn.Parameter]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Both moments by parameter name, under whichever of their names the optimizer keeps them."""
+    return {
+        moment: {
+            name: to_numpy(optimizer.state[parameter][key])
+            for name, parameter in named.items()
+            for key in keys
+            if key in optimizer.state[parameter]
+        }
+        for moment, keys in MOMENTS.items()
+    }
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
