@@ -58,24 +58,36 @@ def attend_fused(
     v: Float[Array, "b s k h"],
     seen: Bool[Array, "_ t s"] | None,
 ) -> Float[Array, "b t n h"]:
-    """The same function by `jax.nn.dot_product_attention`; `seen` None means causal without padding or window.
+    """The same function by the framework's kernel; `seen` None means causal without padding or window.
 
-    Differs: the library lets a query that sees no key average every value, here the result is zeroed. It rounds its
-    softmax to float32 whatever the operands are, so that float64 takes `attend`; and outside cuDNN its backward pass
-    rounds inside in 16 bits (and float16 does not compile on a CPU), so that those are widened and rounded once.
+    Differs: kernels give a query that sees no key zeros, NaN or the mean of every value; here it reads every value and
+    the result is zeroed. The CPU's round inside their backward pass in 16 bits (and float16 does not compile), so that
+    those are widened and rounded once.
     """
     dtype = q.dtype
-    implementation = fused_implementation(dtype)
-    if implementation == "einsum":
-        return attend(q, k, v, visible(q.shape[1], k.shape[1], True, None, None) if seen is None else seen)
-    if implementation == "xla":
+    if fused_implementation(dtype) == "xla":
         q, k, v = (x.astype(at_least_float32(dtype)) for x in (q, k, v))
     if seen is None:
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation).astype(dtype)
+        return fused_kernel(q, k, v, None, is_causal=True).astype(dtype)
     some = reduce(seen, "b t s -> b t 1 1", "max")
     mask = rearrange(seen, "b t s -> b 1 t s") | rearrange(~some, "b t 1 1 -> b 1 t 1")
-    mixed = jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
+    mixed = fused_kernel(q, k, v, mask, is_causal=False)
     return jnp.where(some, mixed, 0).astype(dtype)
+
+
+def fused_kernel(
+    q: Float[Array, "b t n h"],
+    k: Float[Array, "b s k h"],
+    v: Float[Array, "b s k h"],
+    mask: Bool[Array, "_ 1 t s"] | None,
+    is_causal: bool,
+) -> Float[Array, "b t n h"]:
+    """`jax.nn.dot_product_attention`; in float64, where that rounds its softmax to float32, `attend` in its place."""
+    implementation = fused_implementation(q.dtype)
+    if implementation == "einsum":
+        seen = visible(q.shape[1], k.shape[1], is_causal, None, None)
+        return attend(q, k, v, seen if mask is None else seen & rearrange(mask, "b 1 t s -> b t s"))
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=is_causal, implementation=implementation)
 
 
 def fused_implementation(dtype: DTypeLike) -> Literal["cudnn", "xla", "einsum"]:

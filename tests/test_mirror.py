@@ -39,7 +39,7 @@ ONE_SIDED = {
     "optimizer.AdamW.step": "the same",
 }
 BODIES = {
-    "attention.attend_fused": "each calls the kernel of its framework, which takes its axes in another order",
+    "attention.fused_kernel": "each calls the kernel of its framework, which takes its axes in another order",
     "attention.fused_implementation": "each names the kernels of its framework",
     "transformer.Transformer.run_layers": "lax.scan over stacked parameters, a loop over slices in PyTorch",
     "optimizer.SGD.__init__": "optax's pure functions stand inside it, torch.optim's step is a method",

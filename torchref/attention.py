@@ -57,25 +57,37 @@ def attend_fused(
     v: Float[Tensor, "b s k h"],
     seen: Bool[Tensor, "_ t s"] | None,
 ) -> Float[Tensor, "b t n h"]:
-    """The same function by `F.scaled_dot_product_attention`; `seen` None means causal without padding or window.
+    """The same function by the framework's kernel; `seen` None means causal without padding or window.
 
-    Differs: backends give a query that sees no key zeros or NaN; here it reads every one and the result is zeroed. The
-    CPU's kernel rounds inside its backward pass in 16 bits, so that those are widened and rounded once.
+    Differs: kernels give a query that sees no key zeros, NaN or the mean of every value; here it reads every value and
+    the result is zeroed. The CPU's round inside their backward pass in 16 bits (and float16 does not compile), so that
+    those are widened and rounded once.
     """
     dtype = q.dtype
     if q.device.type == "cpu":
         q, k, v = (x.to(at_least_float32(dtype)) for x in (q, k, v))
+    if seen is None:
+        return fused_kernel(q, k, v, None, is_causal=True).to(dtype)
+    some = reduce(seen, "b t s -> b t 1 1", "max")
+    mask = rearrange(seen, "b t s -> b 1 t s") | rearrange(~some, "b t 1 1 -> b 1 t 1")
+    mixed = fused_kernel(q, k, v, mask, is_causal=False)
+    return torch.where(some, mixed, 0).to(dtype)
+
+
+def fused_kernel(
+    q: Float[Tensor, "b t n h"],
+    k: Float[Tensor, "b s k h"],
+    v: Float[Tensor, "b s k h"],
+    mask: Bool[Tensor, "_ 1 t s"] | None,
+    is_causal: bool,
+) -> Float[Tensor, "b t n h"]:
+    """`F.scaled_dot_product_attention`, which has heads before positions."""
     q = rearrange(q, "b t n h -> b n t h")
     k = rearrange(k, "b s k h -> b k s h")
     v = rearrange(v, "b s k h -> b k s h")
     grouped = q.shape[1] != k.shape[1]
-    if seen is None:
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        return rearrange(mixed, "b n t h -> b t n h").to(dtype)
-    some = reduce(seen, "b t s -> b t 1 1", "max")
-    mask = rearrange(seen, "b t s -> b 1 t s") | rearrange(~some, "b t 1 1 -> b 1 t 1")
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
-    return torch.where(some, rearrange(mixed, "b n t h -> b t n h"), 0).to(dtype)
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped)
+    return rearrange(mixed, "b n t h -> b t n h")
 
 
 def fused_implementation(dtype: torch.dtype) -> str:
