@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from .errors import ParityUsageError
-from .limits import default_batches, refuse_what_does_not_fit, require_device
+from .limits import default_batches, refuse_what_does_not_fit, require_device, return_freed_memory
 from .options import Options
 from .output import destination_of, showing, write_result
 from .pair import Pair
@@ -35,6 +35,7 @@ def run_check(*, json_path: str | None, plain: bool, plant: str | None, **words:
         return 0
     if plant is not None:
         plant_fault(plant)
+    return_freed_memory()
     destination = destination_of(json_path)
     pair, options = build_pair(**words)
     with showing(plain) as progress:

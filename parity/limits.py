@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ BYTES_PER_PARAMETER = 330  # weights, moments and steps of both sides and of the
 BYTES_PER_PARAMETER_AND_BATCH = 36  # gradients of the pooled batches: two sides in float64 and in the precision judged
 BYTES_PER_ACTIVATION = 10  # float64, and a quarter for what is being made from it
 POOLED_BYTES = 1e9
+
+M_MMAP_THRESHOLD = -3  # malloc.h of glibc
+RETURNED_BYTES = 4 * 2**20
 POOLED_BATCHES = 8
 
 
@@ -34,6 +39,18 @@ def estimated_bytes(config: Any, parameters: int, *, batch: int, seq: int, batch
     """Peak memory of a check."""
     per_parameter = BYTES_PER_PARAMETER + BYTES_PER_PARAMETER_AND_BATCH * batches
     return BYTES_BASE + parameters * per_parameter + activation_bytes(config, batch, seq)
+
+
+def return_freed_memory() -> None:
+    """Makes the C library give back blocks of 4 MB and more as soon as they are freed.
+
+    glibc raises that border up to 32 MB as it sees such blocks freed, and then keeps them, in pieces that nothing of a
+    large model fits into (mallopt(3), M_MMAP_THRESHOLD): docs/numerics.md has the figures. Other C libraries have no
+    such border.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, RETURNED_BYTES)
 
 
 def free_bytes() -> int:

@@ -24,7 +24,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Step:
-    """What one optimizer step leaves behind: parameters, and both moments where the optimizer keeps them, by name."""
+    """What one optimizer step leaves behind: parameters, and both moments where the optimizer keeps them, by name.
+
+    The arrays may be the optimizer's own memory: they hold until the next step is taken.
+    """
 
     parameters: Arrays
     mu: Arrays

@@ -26,9 +26,11 @@ class Runner(Protocol):
     def steps(
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
     ) -> Iterator[Step]:
-        """One optimizer step per batch, the step t from the parameters `points[t]`, read no earlier than that."""
+        """One optimizer step per batch, step t from the parameters `points[t]`, which are read no earlier than that."""
 
-    def follow(self, points: Sequence[Arrays], gradients: Sequence[Arrays], precision: str) -> Iterator[Step]:
+    def follow(
+        self, points: Sequence[Arrays], gradients: Sequence[Arrays], precision: str, *, lifted: bool = False
+    ) -> Iterator[Step]:
         """One optimizer step per given gradient, without the model."""
 
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
@@ -36,6 +38,9 @@ class Runner(Protocol):
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where a float64 run of outputs and gradients drops to a lower precision, in data order."""
+
+    def optimizer_islands(self, start: Arrays) -> list[Island]:
+        """Where a float64 optimizer step from these parameters drops to a lower precision, in data order."""
 
     def count(self, weights: Arrays, batch: Arrays) -> Work:
         """Matmul FLOPs of one batch by every method of the framework, unrun; what cannot be counted is a note."""
@@ -87,14 +92,20 @@ class Sides:
 
     def follow(self, path: Path, gradients: Sequence[Arrays], precision: str) -> tuple[Trained, Trained]:
         """Optimizer steps along a path, on the same given gradients."""
+        lifted = self._lifts(precision)
         reference, candidate = (
-            walk(path, runner.follow(path.points, gradients, precision)) for runner in (self.reference, self.candidate)
+            walk(path, runner.follow(path.points, gradients, precision, lifted=lifted))
+            for runner in (self.reference, self.candidate)
         )
         return reference, candidate
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
-        """Every place where a float64 run is less than float64."""
+        """Every place where a float64 run of outputs and gradients is less than float64."""
         return [*self.reference.islands(weights, batch), *self.candidate.islands(weights, batch)]
+
+    def optimizer_islands(self, start: Arrays) -> list[Island]:
+        """Every place where a float64 optimizer step is less than float64."""
+        return [*self.reference.optimizer_islands(start), *self.candidate.optimizer_islands(start)]
 
     def count(self, weights: Arrays, batch: Arrays, formula: Mapping[str, int] | None) -> Work:
         """Matmul FLOPs by every method of both frameworks, and by the formula where there is one."""

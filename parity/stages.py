@@ -13,13 +13,14 @@ from .bounds import Bound, optimizer_floor, path_floor
 from .compare import errors_by_name, keep_largest, same_bits
 from .errors import ParityUsageError
 from .formats import FORMATS
+from .islands import Island
 from .judge import Batches, Errors, Judge
 from .options import Options
 from .pair import Pair
 from .result import Row
 from .runs import Arrays, Path, Run, Trained, walk
 from .sides import Sides, perturbed, rounded
-from .streams import STREAM_STEPS, gradient_streams, stream_path
+from .streams import SHAPES, STREAM_STEPS, gradient_streams, stream_path
 
 Progress = Callable[[str], None]
 Twin = Callable[[Arrays], Arrays]
@@ -38,6 +39,7 @@ class Stages:
     progress: Progress
     zero: frozenset[str] = frozenset()
     bitwise: bool = True
+    in_model: bool = True
     exact: tuple[list[Run], list[Run]] = field(default=([], []), init=False)
     path: Path | None = field(default=None, init=False)
     trained: tuple[Trained, Trained] | None = field(default=None, init=False)
@@ -58,10 +60,19 @@ class Stages:
         """float64 against float64, stage by stage, up to the first stage in which a row fails."""
         rows: list[Row] = []
         for stage in (self.outputs_and_gradients, self.model_steps, self.optimizer_streams):
+            self.in_model = stage == self.outputs_and_gradients
             rows += stage()
             if any(row.verdict == "FAIL" for row in rows):
                 break
         return rows
+
+    def islands(self) -> list[Island]:
+        """Where the stage that same_function ended with is less than float64: the model, or the optimizer."""
+        if self.in_model:
+            return self.sides.islands(self.pair.weights, self.pooled[0])
+        generator = np.random.Generator(np.random.PCG64(self.options.seed))
+        # no float32 numbers here: they would look like values that were computed in float32
+        return self.sides.optimizer_islands({name: generator.normal(size=shape) for name, shape in SHAPES.items()})
 
     def outputs_and_gradients(self) -> list[Row]:
         """Outputs, loss and gradients of the pooled batches in float64."""
@@ -106,16 +117,17 @@ class Stages:
 
     def working_precision(self, precision: str) -> list[Row]:
         """Outputs, gradients, optimizer steps and streams, each side against its own float64 run."""
-        later = self.options.precisions[self.options.precisions.index(precision) :]
-        if all(map(is_narrow, later)):
-            # nothing that follows starts from these weights
-            self.exact, self.path, self.trained = ([], []), None, None
         weights = rounded(self.pair.weights, precision) if is_narrow(precision) else self.pair.weights
+        later = self.options.precisions[self.options.precisions.index(precision) + 1 :]
         rows = self._run_accuracy(weights, precision)
+        if all(map(is_narrow, later)):
+            self.exact = ([], [])  # nothing that follows starts from these weights
         if self.optimizes:
             self.progress(f"{precision}: optimizer steps")
             rows += self._step_accuracy(weights, precision)
             rows += self._stream_accuracy(precision)
+        if all(map(is_narrow, later)):
+            self.path, self.trained = None, None
         if is_narrow(precision):
             rows += self.single_operations(precision)
         return rows
@@ -139,12 +151,11 @@ class Stages:
 
     def _step_accuracy(self, weights: Arrays, precision: str) -> list[Row]:
         """Movement and moments after some steps along one path."""
-        if self.path is None or self.trained is None:
+        if is_narrow(precision) or self.path is None or self.trained is None:
+            self.path, self.trained = None, None  # from weights that this precision does not have
             self.path = self.sides.lead(weights, self.stepped, precision)
             self.trained = self.sides.train(self.path, self.stepped, "float64")
         path, truths = self.path, _step_kinds("step", self.trained)
-        if is_narrow(precision):
-            self.path, self.trained = None, None  # the next format rounds otherwise
 
         def twins(twin: Twin) -> Sequence[Batches]:
             points = [twin(point) for point in path.points]

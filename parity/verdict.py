@@ -40,7 +40,7 @@ def check(
     verdict, rung, reason = _judge_float64(rows)
     if rung == "different":
         progress("float64: looking for float32 inside the float64 runs")
-        islands = sides.islands(pair.weights, stages.pooled[0])
+        islands = stages.islands()
         rung, reason, rows = _prove_island(rows, islands, stages, reason)
         verdict = "FAIL" if rung == "different" else "PASS"
     if verdict == "PASS":
@@ -87,7 +87,8 @@ def _prove_island(
 ) -> tuple[str, str, list[Row]]:
     """`float32-island` only with its proof: float32 was seen in a float64 run, and widening it closes the gap."""
     if not islands:
-        return "different", f"{difference}; no lower precision was seen in the float64 outputs and gradients", rows
+        where = "outputs and gradients" if stages.in_model else "optimizer steps"
+        return "different", f"{difference}; no lower precision was seen in the float64 {where}", rows
     lower = next((island for island in islands if island.dtype not in ("float32", "float64")), None)
     if lower is not None:
         return "different", f"{difference}; {lower.dtype} was seen in {lower.side}, which is less than float32", rows

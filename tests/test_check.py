@@ -444,6 +444,67 @@ def test_work_is_counted_whatever_the_verdict() -> None:
     assert "are equal integers" in str(result)
 
 
+def narrowed(dtype: Any) -> optax.GradientTransformation:
+    """Adam whose step passes through a narrower type."""
+    return optax.chain(
+        optax.adam(1e-3),
+        optax.stateless(lambda updates, _: jax.tree.map(lambda x: x.astype(dtype).astype(x.dtype), updates)),
+    )
+
+
+class Narrowed(torch.optim.Adam):
+    """The same in PyTorch."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = self.param_groups[0]["params"]
+        before = [parameter.clone() for parameter in parameters]
+        super().step()
+        for parameter, old in zip(parameters, before, strict=True):
+            parameter.copy_(old + (parameter - old).float())
+
+
+@pytest.mark.parametrize("side", ["jax", "torch"])
+def test_a_float32_cast_inside_an_optimizer_is_an_island(side: str) -> None:
+    if side == "jax":
+        pair = replace(PAIR, candidate=replace(CANDIDATE, optimizer=lambda: narrowed("float32")))
+    else:
+        pair = replace(PAIR, reference=replace(REFERENCE, optimizer=lambda parameters: Narrowed(parameters, lr=1e-3)))
+    result = check(pair, SHORT)
+    assert (result.verdict, result.rung) == ("PASS", "float32-island")
+    seen = [island for island in result.islands if island.side == side and island.operation != "constant"]
+    assert seen, result.islands
+    assert {row.verdict for row in result.rows if row.stage == "float64"} == {"ISLAND", "PASS"}
+    assert all("step" in row.name or "stream" in row.name for row in result.rows if row.verdict == "ISLAND")
+
+
+def test_an_optimizer_that_is_another_one_is_no_island() -> None:
+    bfloat16 = check(replace(PAIR, candidate=replace(CANDIDATE, optimizer=lambda: narrowed("bfloat16"))), SHORT)
+    assert (bfloat16.verdict, bfloat16.rung) == ("FAIL", "different")
+    assert "bfloat16 was seen in jax, which is less than float32" in bfloat16.reason
+    slower = check(replace(PAIR, candidate=replace(CANDIDATE, optimizer=lambda: optax.adam(1e-3 * (1 + 1e-7)))), SHORT)
+    assert (slower.verdict, slower.rung) == ("FAIL", "different")
+
+
+@pytest.mark.parametrize("precisions", [("bfloat16", "float32"), ("bfloat16", "float16"), ("float32", "float16")])
+def test_the_precisions_may_come_in_any_order(precisions: tuple[str, ...]) -> None:
+    result = check(PAIR, replace(SHORT, precisions=precisions))
+    assert (result.verdict, list(dict.fromkeys(row.stage for row in result.rows))) == ("PASS", ["float64", *precisions])
+
+
+def test_training_amplifies_nothing_along_one_path() -> None:
+    """A gradient near Adam's eps turns rounding into a visible step; the next gradient must not be taken there."""
+    tiny = {"w": WEIGHTS["w"], "b": np.full(OUT, 1e-9, np.float32)}
+
+    def small(generator: np.random.Generator) -> Mapping[str, np.ndarray]:
+        return {"x": inputs(generator)["x"] * np.float32(1e-5)}
+
+    result = check(replace(PAIR, weights=tiny, inputs=small), replace(SHORT, steps=20))
+    steps = [row for row in result.rows if row.name.startswith("step") and row.stage == "float64"]
+    assert result.verdict == "PASS"
+    assert max(row.measured / row.bound for row in steps) < 0.5
+
+
 def test_an_optimizer_on_one_side_only_is_refused() -> None:
     with pytest.raises(ParityUsageError, match="optimizer: on both sides or on neither"):
         check(replace(PAIR, candidate=Jax(jax_function)), SHORT)

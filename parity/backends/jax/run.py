@@ -52,11 +52,13 @@ class JaxRunner:
             inputs = _cast(batch, precision)
             return self._program(parameters, inputs, precision, lifted)(parameters, inputs)[1]
 
-        return self._steps(points, batches, gradient, precision)
+        return self._steps(points, batches, gradient, precision, lifted)
 
-    def follow(self, points: Sequence[Arrays], gradients: Sequence[Arrays], precision: str) -> Iterator[Step]:
+    def follow(
+        self, points: Sequence[Arrays], gradients: Sequence[Arrays], precision: str, *, lifted: bool = False
+    ) -> Iterator[Step]:
         """One optimizer step per given gradient."""
-        return self._steps(points, gradients, lambda _, given: _cast(given, precision), precision)
+        return self._steps(points, gradients, lambda _, given: _cast(given, precision), precision, lifted)
 
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
         """One operation on its own; a function object of its own keeps the trace caches of two precisions apart."""
@@ -69,6 +71,13 @@ class JaxRunner:
         with self.mode("float64"):
             parameters, inputs = _cast(weights, "float64"), _cast(batch, "float64")
             return islands.find_islands(self._differentiated(), parameters, inputs, side=self.label)
+
+    def optimizer_islands(self, start: Arrays) -> list[Island]:
+        """Where a float64 optimizer step drops to a lower precision, in data order."""
+        init, update = self._optimizer()
+        with self.mode("float64"):
+            parameters = _cast(start, "float64")
+            return islands.find_islands(update, parameters, init(parameters), parameters, side=self.label)
 
     def count(self, weights: Arrays, batch: Arrays) -> Work:
         """Matmul FLOPs by walking the traced program, and XLA's own count of everything before it optimises."""
@@ -114,21 +123,33 @@ class JaxRunner:
         return self._programs[key]
 
     def _steps(
-        self, points: Sequence[Arrays], items: Sequence[Any], gradient: Callable[..., Any], precision: str
+        self, points: Sequence[Arrays], items: Sequence[Any], gradient: Callable[..., Any], precision: str, lifted: bool
     ) -> Iterator[Step]:
         state = None
         for index, item in enumerate(items):
             with self.mode(precision):  # left while the caller looks at the step: the mode is the whole thread's
                 parameters = _cast(points[index], precision)
-                init, update = self._optimizer(parameters, precision)
+                init, update = self._compiled_optimizer(parameters, precision, lifted)
                 state = init(parameters) if state is None else state
                 parameters, state = update(gradient(parameters, item), state, parameters)
             moments = {name: _to_numpy(_moment(state, names)) for name, names in MOMENTS.items()}
             yield Step(_to_numpy(parameters), **moments)
             del parameters, moments
 
-    def _optimizer(self, parameters: Mapping[str, jax.Array], precision: str) -> tuple[Any, Any]:
-        """Compiled (parameters) -> state, and (gradients, state, parameters) -> (parameters, state)."""
+    def _compiled_optimizer(self, parameters: Mapping[str, jax.Array], precision: str, lifted: bool) -> tuple[Any, Any]:
+        key = (precision, lifted, *((name, value.shape) for name, value in parameters.items()))
+        if key not in self._programs:
+            init, update = (lifting.lift(part) if lifted else part for part in self._optimizer())
+            # init too: run eagerly, it would compile a program of its own for every shape
+            state = jax.eval_shape(init, parameters)
+            self._programs[key] = tuple(
+                jax.jit(part).lower(*arguments).compile()
+                for part, arguments in ((init, (parameters,)), (update, (parameters, state, parameters)))
+            )
+        return self._programs[key]
+
+    def _optimizer(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """(parameters) -> state, and (gradients, state, parameters) -> (parameters, state)."""
         if self.side.optimizer is None:
             raise ValueError(f"{self.label}: needs an optimizer to take steps, got None; give one or use steps 0")
         optimizer = self.side.optimizer()
@@ -137,13 +158,7 @@ class JaxRunner:
             steps, state = optimizer.update(gradients, state, parameters)
             return optax.apply_updates(parameters, steps), state
 
-        key = (precision, *((name, value.shape) for name, value in parameters.items()))
-        if key not in self._programs:
-            # compiled too: run eagerly, `init` would compile a program of its own for every shape
-            init = jax.jit(optimizer.init).lower(parameters).compile()
-            state = jax.eval_shape(optimizer.init, parameters)
-            self._programs[key] = init, jax.jit(update).lower(parameters, state, parameters).compile()
-        return self._programs[key]
+        return optimizer.init, update
 
 
 def _project(outputs: Mapping[str, jax.Array]) -> jax.Array:

@@ -60,9 +60,11 @@ class TorchRunner:
             for parameter in named.values():
                 parameter.grad = _gradient(parameter)  # None would exempt it from the weight decay as well
 
-        return self._steps(named, points, batches, backward, precision)
+        return self._steps(named, points, batches, backward, precision, lifted)
 
-    def follow(self, points: Sequence[Arrays], gradients: Sequence[Arrays], precision: str) -> Iterator[Step]:
+    def follow(
+        self, points: Sequence[Arrays], gradients: Sequence[Arrays], precision: str, *, lifted: bool = False
+    ) -> Iterator[Step]:
         """One optimizer step per given gradient."""
         named = {name: torch.nn.Parameter(value) for name, value in self._cast(points[0], precision).items()}
 
@@ -70,7 +72,7 @@ class TorchRunner:
             for name, value in self._cast(given, precision).items():
                 named[name].grad = value
 
-        return self._steps(named, points, gradients, assign, precision)
+        return self._steps(named, points, gradients, assign, precision, lifted)
 
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
         """One operation on its own."""
@@ -84,6 +86,18 @@ class TorchRunner:
             module, inputs = self._module(weights, "float64"), self._cast(batch, "float64")
             with islands.trace_islands(module, side=self.label) as found:
                 self._backward(module, inputs, False)
+            return list(found)
+
+    def optimizer_islands(self, start: Arrays) -> list[Island]:
+        """Where a float64 optimizer step drops to a lower precision, in data order."""
+        with self.mode():
+            tensors = self._cast(start, "float64")
+            named = torch.nn.ParameterDict(tensors)
+            for name, parameter in named.items():
+                parameter.grad = tensors[name].clone()
+            optimizer = self._optimizer(dict(named.items()))
+            with islands.trace_islands(named, side=self.label) as found:
+                optimizer.step()
             return list(found)
 
     def count(self, weights: Arrays, batch: Arrays) -> Work:
@@ -120,10 +134,9 @@ class TorchRunner:
         items: Sequence[Any],
         prepare: Callable[[Any], None],
         precision: str,
+        lifted: bool,
     ) -> Iterator[Step]:
-        if self.side.optimizer is None:
-            raise ValueError(f"{self.label}: needs an optimizer to take steps, got None; give one or use steps 0")
-        optimizer = self.side.optimizer(list(named.values()))
+        optimizer = self._optimizer(named)
         for index, item in enumerate(items):
             with self.mode():  # left while the caller looks at the step: the switches are the whole process's
                 with torch.no_grad():
@@ -131,8 +144,14 @@ class TorchRunner:
                         named[name].copy_(value)
                 optimizer.zero_grad()
                 prepare(item)
-                optimizer.step()
+                with islands.lift() if lifted else nullcontext():
+                    optimizer.step()
             yield Step(_to_numpy(named), **_moments(optimizer, named))
+
+    def _optimizer(self, named: Mapping[str, torch.nn.Parameter]) -> torch.optim.Optimizer:
+        if self.side.optimizer is None:
+            raise ValueError(f"{self.label}: needs an optimizer to take steps, got None; give one or use steps 0")
+        return self.side.optimizer(list(named.values()))
 
     def _cast(self, arrays: Arrays, precision: str) -> dict[str, torch.Tensor]:
         """Floats in the working precision, whole numbers as int64, truth values as they are."""

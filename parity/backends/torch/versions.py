@@ -11,11 +11,11 @@ DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A copy in NumPy; bfloat16, which torch does not hand over, through its bits."""
+    """The same numbers in NumPy, on a CPU the same memory; bfloat16, which torch does not hand over, by its bits."""
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().copy().view(ml_dtypes.bfloat16)
-    return tensor.numpy().copy()
+        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
 
 
 def from_numpy(array: np.ndarray, device: torch.device) -> torch.Tensor:
