@@ -74,7 +74,8 @@ def build_pair(
     seq = min(DEFAULT_SEQ, config.max_seq_len) if seq is None else seq
     count = count_parameters(config)
     batches = default_batches(count) if batches is None else batches
-    refuse_what_does_not_fit(name, config, count, batch=batch, seq=min(seq, config.max_seq_len), batches=batches)
+    sizes = {"batch": batch, "seq": min(seq, config.max_seq_len), "batches": batches, "steps": steps}
+    refuse_what_does_not_fit(name, config, count, **sizes)
     pair = transformer_pair(
         name,
         config,
@@ -117,7 +118,19 @@ def find_model(preset: str | None, weights: str | None, shrink: bool) -> tuple[s
                 f"({first} {found[first]}); leave the preset out to check what the folder holds"
             )
     name = preset or Path(weights).resolve().name
-    return name, checkpoint.config, checkpoint.parameters, f"{checkpoint.family} checkpoint {weights}"
+    return name, checkpoint.config, checkpoint.parameters, describe_checkpoint(checkpoint)
+
+
+def describe_checkpoint(checkpoint: Any) -> str:
+    """Family and folder, what of the file was left out and why, and what in it is no number."""
+    words = [f"{checkpoint.family} checkpoint {checkpoint.folder}"]
+    reasons: dict[str, int] = {}
+    for _, reason in checkpoint.ignored:
+        reasons[reason] = reasons.get(reason, 0) + 1
+    words += [f"{count} of its tensors left out: {reason}" for reason, count in reasons.items()]
+    if checkpoint.non_finite:
+        words.append(f"NaN or infinity in {', '.join(checkpoint.non_finite[:3])}")
+    return "; ".join(words)
 
 
 def find_preset(name: str) -> Any:
@@ -146,8 +159,9 @@ def change(config: Any, settings: Sequence[str]) -> Any:
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or name not in known:
-            near = difflib.get_close_matches(name, known, n=1) or ["num_layers"]
-            raise ParityUsageError(f"--set: FIELD=VALUE of the ModelConfig, got {setting!r}; for example {near[0]}=...")
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean {near[0]}={text or values[near[0]]}?" if near else f"fields are {', '.join(known)}"
+            raise ParityUsageError(f"--set: FIELD=VALUE of the ModelConfig, got {setting!r}; {advice}")
         values[name] = _value(name, text)
         changed.add(name)
     # what followed from other fields follows them still
@@ -172,7 +186,8 @@ def _value(name: str, text: str) -> Any:
         value = text
     kind = get_type_hints(ModelConfig)[name]
     if kind is float and not _is_number(value):
-        raise ParityUsageError(f"--set: {name}: a finite number, got {text!r}; for example {name}=1e-5")
+        default = next(field.default for field in fields(ModelConfig) if field.name == name)
+        raise ParityUsageError(f"--set: {name}: a finite number, got {text!r}; for example {name}={default:g}")
     if RopeScaling in get_args(kind) and value is not None:
         wanted = [field.name for field in fields(RopeScaling)]
         if not isinstance(value, dict) or set(value) != set(wanted) or not all(map(_is_number, value.values())):

@@ -12,8 +12,10 @@ from .errors import ParityUsageError
 
 #: Peak memory of a check, fitted to real runs (docs/numerics.md has them) and held against others in tests/test_cli.py.
 BYTES_BASE = 800_000_000  # both frameworks, their compilers, the text
-BYTES_PER_PARAMETER = 330  # weights, moments and steps of both sides and of the twins, in every precision
-BYTES_PER_PARAMETER_AND_BATCH = 36  # gradients of the pooled batches: two sides in float64 and in the precision judged
+BYTES_PER_PARAMETER = 20  # weights, and what a side computes in
+BYTES_PER_PARAMETER_AND_BATCH = 28  # gradients of the pooled batches: two sides in float64 and in the precision judged
+BYTES_PER_PARAMETER_TRAINED = 60  # movement and moments of both sides, an optimizer's own state
+BYTES_PER_PARAMETER_AND_STEP = 20  # the path, its units, a twin's path
 BYTES_PER_ACTIVATION = 10  # float64, and a quarter for what is being made from it
 POOLED_BYTES = 1e9
 
@@ -35,9 +37,11 @@ def activation_bytes(config: Any, batch: int, seq: int) -> int:
     return BYTES_PER_ACTIVATION * tokens * (config.num_layers * per_layer + logits)
 
 
-def estimated_bytes(config: Any, parameters: int, *, batch: int, seq: int, batches: int) -> int:
+def estimated_bytes(config: Any, parameters: int, *, batch: int, seq: int, batches: int, steps: int) -> int:
     """Peak memory of a check."""
     per_parameter = BYTES_PER_PARAMETER + BYTES_PER_PARAMETER_AND_BATCH * batches
+    if steps:
+        per_parameter += BYTES_PER_PARAMETER_TRAINED + BYTES_PER_PARAMETER_AND_STEP * steps
     return BYTES_BASE + parameters * per_parameter + activation_bytes(config, batch, seq)
 
 
@@ -65,14 +69,14 @@ def free_bytes() -> int:
     return free
 
 
-def refuse_what_does_not_fit(name: str, config: Any, parameters: int, *, batch: int, seq: int, batches: int) -> None:
-    """Raises ParityUsageError when a check needs more memory than this machine has free."""
-    needed = estimated_bytes(config, parameters, batch=batch, seq=seq, batches=batches)
+def refuse_what_does_not_fit(name: str, config: Any, parameters: int, **sizes: int) -> None:
+    """Raises ParityUsageError when a check (`sizes` as for estimated_bytes) needs more memory than is free."""
+    needed = estimated_bytes(config, parameters, **sizes)
     free = free_bytes()
     if needed > free:
         raise ParityUsageError(
             f"{name}: at most the {free / 1e9:.1f} GB of memory that are free, got a check that needs about "
-            f"{needed / 1e9:,.1f} GB; use --shrink (the same architecture, small), --set num_layers=1 or less --batch"
+            f"{needed / 1e9:,.1f} GB; use --shrink (the same architecture, small), --set num_layers=1, --steps 0 or less --batch"
         )
 
 

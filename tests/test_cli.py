@@ -80,7 +80,7 @@ BAD = {
     "json below a file": (["check", "--json", "/etc/passwd/x"], "--json: a file that can be written"),
     "json with a null": (["check", "--json", "a\0b"], "--json: a file that can be written"),
     "set without a value": (["check", "--set", "d_model"], "--set: FIELD=VALUE of the ModelConfig, got 'd_model'"),
-    "set a new field": (["check", "--set", "d_modle=3"], "for example d_model=..."),
+    "set a new field": (["check", "--set", "d_modle=3"], "did you mean d_model=3?"),
     "set nothing": (["check", "--set", "="], "got '='"),
     "set a word for a size": (["check", "--set", "d_model=wide"], "--set: d_model: a whole number, at least 1"),
     "set an empty value": (["check", "--set", "d_model="], "got ''"),
@@ -470,9 +470,10 @@ def test_large_models_pool_fewer_batches():
 
 def test_the_estimate_grows_with_everything():
     config = find_preset("tiny")
-    sizes = {"batch": 2, "seq": 128, "batches": 8}
+    sizes = {"batch": 2, "seq": 128, "batches": 8, "steps": 3}
     least = estimated_bytes(config, 1_878_144, **sizes)
     assert least < 3e9
+    assert estimated_bytes(config, 1_878_144, **(sizes | {"steps": 0})) < least
     for name, size in sizes.items():
         assert estimated_bytes(config, 1_878_144, **(sizes | {name: 2 * size})) > least
     assert activation_bytes(config, 2, 256) > 2 * activation_bytes(config, 2, 128)
@@ -505,11 +506,10 @@ MEASURED = {
 def test_the_estimate_is_near_the_measured_peak(name):
     arguments = MEASURED[name]
     peak, _, _ = measured(arguments)
-    words = WORDS | {"steps": 1}
-    values = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    values = {"--steps": "3"} | dict(zip(arguments[1::2], arguments[2::2], strict=True))
     settings = [value for option, value in zip(arguments[1::2], arguments[2::2], strict=True) if option == "--set"]
     config = change(find_preset(arguments[0]), settings)
-    sizes = {size: int(values.get(f"--{size}", words[size] or 1)) for size in ("batch", "seq", "batches")}
+    sizes = {size: int(values[f"--{size}"]) for size in ("batch", "seq", "batches", "steps")}
     estimate = estimated_bytes(config, count_parameters(config), **sizes)
     assert 0.8 * estimate <= peak or name == "base"
     assert peak <= 1.2 * estimate

@@ -127,9 +127,9 @@ class Transformer(nn.Module):
         if self.config.recompute:
             run = partial(checkpoint, run, use_reentrant=False)
         if self.config.scan_layers:
-            stacked = dict(self.layers.named_parameters())
+            stacked = {name: value.unbind(0) for name, value in self.layers.named_parameters()}
             for layer in range(self.config.num_layers):
-                x = run(self.layers, {name: value[layer] for name, value in stacked.items()}, x)
+                x = run(self.layers, {name: values[layer] for name, values in stacked.items()}, x)
             return x
         for block in self.layers:
             x = run(block, dict(block.named_parameters()), x)
