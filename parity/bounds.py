@@ -54,22 +54,24 @@ def chance(errors: int) -> float:
     return float(np.exp(y[np.argmax(beyond <= FALSE_ALARMS)]))
 
 
-def float64_bound(error32: float, errors: int) -> Bound:
+def float64_bound(error32: float, errors: int, sums: float = 1.0) -> Bound:
     """For the relative distance of the two float64 runs, from the reference's own relative error in float32.
 
     Rounding errors shrink with the unit roundoff, so that the same computation in float64 is off by 2^-29 of what
     float32 is off; a different function does not shrink. Where few errors are pooled, float32 may have been lucky: then
-    `chance` takes the place of the convention.
+    `chance` takes the place of the convention. Float64's kernels may add up less well than float32's.
 
     Args:
         error32: root mean square error of the reference's float32 run over the root mean square of the exact tensor.
         errors: how many independent errors it was taken over.
+        sums: `summation_factor`, measured where the check runs.
     """
     slack = max(FLOAT64_SLACK, chance(errors))
     why = "convention" if slack == FLOAT64_SLACK else f"chance over {errors} errors"
+    kernels = f" x {sums:.2g} (float64's sums, measured)" if sums > 1 else ""
     return Bound(
-        max(slack * error32 * FLOAT64_TO_FLOAT32, FLOAT64_FLOOR),
-        f"{slack:.3g} ({why}) x float32 error {error32:.2g} x 2^-29, at least 4 x 2^-53",
+        max(slack * error32 * FLOAT64_TO_FLOAT32 * sums, FLOAT64_FLOOR),
+        f"{slack:.3g} ({why}) x float32 error {error32:.2g} x 2^-29{kernels}, at least 4 x 2^-53",
     )
 
 

@@ -59,10 +59,15 @@ class Batches:
 
 @dataclass(frozen=True)
 class Judge:
-    """Makes rows for one pair; `labels` are the names of reference and candidate."""
+    """Makes rows for one pair.
+
+    `labels` are the names of reference and candidate; `roundings` is the pair's longest path, `sums` its
+    `summation_factor`.
+    """
 
     labels: tuple[str, str]
     roundings: int
+    sums: float = 1.0
 
     def same_function(self, exact: Batches, low: Sequence[Arrays], zero: frozenset[str] = frozenset()) -> list[Row]:
         """float64 against float64, the reference's own float32 error setting the scale (bounds.float64_bound)."""
@@ -73,7 +78,7 @@ class Judge:
             truth = [batch[name] for batch in exact.reference]
             other = [batch[name] for batch in exact.candidate]
             coarse = [batch[name] for batch in low]
-            bound = float64_bound(relative(coarse, truth), independent(scaled_errors(coarse, truth)))
+            bound = float64_bound(relative(coarse, truth), independent(scaled_errors(coarse, truth)), self.sums)
             rows.append(self._row(exact, name, "float64", relative(other, truth), bound, other))
         for name in exact.names(floating=False):
             sides = [[batch[name] for batch in side] for side in (exact.reference, exact.candidate)]

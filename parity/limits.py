@@ -76,7 +76,8 @@ def refuse_what_does_not_fit(name: str, config: Any, parameters: int, **sizes: i
     if needed > free:
         raise ParityUsageError(
             f"{name}: at most the {free / 1e9:.1f} GB of memory that are free, got a check that needs about "
-            f"{needed / 1e9:,.1f} GB; use --shrink (the same architecture, small), --set num_layers=1, --steps 0 or less --batch"
+            f"{needed / 1e9:,.1f} GB; use --shrink (the same architecture, small), --set num_layers=1, --steps 0 or a "
+            "smaller --batch"
         )
 
 

@@ -21,6 +21,7 @@ from .result import Row
 from .runs import Arrays, Path, Run, Trained, walk
 from .sides import Sides, perturbed, rounded
 from .streams import SHAPES, STREAM_STEPS, gradient_streams, stream_path
+from .sums import longest_sum, summation_factor
 
 Progress = Callable[[str], None]
 Twin = Callable[[Arrays], Arrays]
@@ -45,11 +46,12 @@ class Stages:
     trained: tuple[Trained, Trained] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.judge = Judge(self.sides.labels, self.pair.roundings)
         generator = np.random.Generator(np.random.PCG64(self.options.seed))
         given = self.pair.inputs
         draw = given if callable(given) else lambda generator: given
         drawn = [draw(generator) for _ in range(max(self.options.batches, self.options.steps))]
+        sums = summation_factor(self.sides, longest_sum([self.pair.weights, drawn[0]]))
+        self.judge = Judge(self.sides.labels, self.pair.roundings, sums)
         self.pooled, self.stepped = drawn[: self.options.batches], drawn[: self.options.steps]
         optimizers = self.pair.reference.optimizer, self.pair.candidate.optimizer
         if self.options.steps and optimizers.count(None) == 1:
