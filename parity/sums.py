@@ -1,8 +1,8 @@
 """How well the frameworks add up in float64, against the float32 run that the float64 rule takes its scale from.
 
 A float32 matmul sums in blocks, and its error hardly grows with the length of the sum. A float64 one may add one
-product after the other: then its error grows with the square root of the length. Torch 2.13 on a CPU does (tests/test_sums.py);
-whatever the machine at hand does is measured, not looked up.
+product after the other: then its error grows with the square root of the length. Torch 2.13 on a CPU does
+(tests/test_sums.py); whatever the machine at hand does is measured, not looked up.
 """
 
 from __future__ import annotations

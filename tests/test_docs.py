@@ -192,7 +192,7 @@ def test_estimates_in_the_docs_are_those_of_the_code():
         pairs = re.findall(r"--(\w+) (\S+)", options)
         config = change(find_preset(preset), [value for name, value in pairs if name == "set"])
         count = count_parameters(config)
-        sizes = {name: int(value) for name, value in pairs if name in ("batch", "seq", "batches")}
+        sizes = {name: int(value) for name, value in pairs if name in ("batch", "seq", "batches", "steps")}
         estimate = estimated_bytes(config, count, **sizes) / 1e9
         assert count == int(parameters.replace(",", ""))
         assert f"{estimate:.2f}" == estimated
