@@ -101,7 +101,7 @@ libraries = pytest.mark.parametrize("library", ["optax", "torch.optim"])
 @names
 @kinds
 def test_every_step_equals_both_libraries_in_float64(side, name, kind):
-    """1e-12 of a step: measured at most 1e-14, mostly the rounding of the parameter itself."""
+    """Of a step: what is left is mostly the rounding of the parameter itself, which is a thousand times as large."""
     walk, _ = our_walk(side, name, gradients(kind))
     for library in ("optax", "torch.optim"):
         assert worst_step(walk, library_walk(library, name, kind)[0]) <= 1e-12, library
