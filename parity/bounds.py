@@ -131,5 +131,5 @@ def accuracy_bound(other_error: float, rounded: float, errors: int, floor: Bound
         return floor
     return Bound(
         relative,
-        f"{factor:.2g} (convention {LESS_ACCURATE} x chance) x the other's error {other_error:.2g} + one rounding",
+        f"one rounding + {factor:.2g} (convention {LESS_ACCURATE} x chance) x the other's error {other_error:.2g}",
     )

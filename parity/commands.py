@@ -33,11 +33,11 @@ def run_check(*, json_path: str | None, plain: bool, plant: str | None, **words:
     if words["preset"] == "list":
         print(describe_presets())
         return 0
-    if plant is not None:
-        plant_fault(plant)
+    planted = [plant_fault(plant).describe(plant)] if plant is not None else []
     return_freed_memory()
     destination = destination_of(json_path)
     pair, options = build_pair(**words)
+    pair = replace(pair, notes=(*planted, *pair.notes))
     with showing(plain) as progress:
         result = check(pair, options, progress)
     write_result(result, destination, plain)
@@ -86,6 +86,7 @@ def build_pair(
         weights=parameters,
         weights_from=weights_from,
         device=device,
+        changes=" ".join((*(["--shrink"] if shrink else []), *(f"--set {setting}" for setting in settings))),
     )
     precisions = tuple(dict.fromkeys(dtype for dtype in dtypes if dtype != "float64"))
     options = Options(batches=batches, steps=steps, seed=seed, device=device)
@@ -159,8 +160,9 @@ def change(config: Any, settings: Sequence[str]) -> Any:
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            advice = f"did you mean {near[0]}={text or values[near[0]]}?" if near else f"fields are {', '.join(known)}"
+            near = [field for field in known if name and name in field] or difflib.get_close_matches(name, known, n=2)
+            likely = " or ".join(f"{field}={text or values[field]}" for field in near)
+            advice = f"did you mean {likely}?" if near else f"fields are {', '.join(known)}"
             raise ParityUsageError(f"--set: FIELD=VALUE of the ModelConfig, got {setting!r}; {advice}")
         values[name] = _value(name, text)
         changed.add(name)

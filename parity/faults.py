@@ -34,6 +34,10 @@ class Fault:
     file: str
     edits: dict[str, tuple[tuple[str, str], ...]]
 
+    def describe(self, spec: str) -> str:
+        """A line for the report: what was planted, and under which check it must show."""
+        return f"planted {spec}: {self.what}; it shows under `parity check {' '.join(self.check)}`"
+
 
 @cache
 def catalogue() -> dict[str, Fault]:

@@ -61,8 +61,8 @@ class Batches:
 class Judge:
     """Makes rows for one pair.
 
-    `labels` are the names of reference and candidate; `roundings` is the pair's longest path, `sums` its
-    `summation_factor`.
+    `labels` are the names of reference and candidate; `roundings` counts the products along the longest path, `sums` is
+    the `summation_factor`.
     """
 
     labels: tuple[str, str]
@@ -79,6 +79,9 @@ class Judge:
             other = [batch[name] for batch in exact.candidate]
             coarse = [batch[name] for batch in low]
             bound = float64_bound(relative(coarse, truth), independent(scaled_errors(coarse, truth)), self.sums)
+            if any(misplaced(a, b) for a, b in zip(coarse, truth, strict=True)):
+                # float32 has left its range and cannot be the scale
+                bound = max(bound, path_floor("float64", self.roundings), key=lambda each: each.value)
             rows.append(self._row(exact, name, "float64", relative(other, truth), bound, other))
         for name in exact.names(floating=False):
             sides = [[batch[name] for batch in side] for side in (exact.reference, exact.candidate)]
@@ -89,6 +92,7 @@ class Judge:
     def zero_gradients(self, exact: Batches, low: Sequence[Arrays]) -> tuple[frozenset[str], list[Row]]:
         """Gradients that vanish in theory (a key bias under softmax) on both sides; rows for those that do on one."""
         zero: set[str] = set()
+        vanished = 0
         rows = []
         for name in exact.names():
             sides = [[batch[name] for batch in side] for side in (exact.reference, exact.candidate)]
@@ -97,11 +101,15 @@ class Judge:
             norms = [pooled([rms(array) for array in side]) for side in sides]
             vanishes = [norm <= bound.value for norm in norms]
             if all(vanishes):
-                zero.add(name)
+                vanished += 1
+                if noise:  # an exact zero carries none, and is compared
+                    zero.add(name)
             elif any(vanishes):
-                # one side has the gradient and the other has not: a constraint that only one of them obeys
+                # a constraint that only one of them obeys, or a gradient that one of them stops
+                without, having = self.labels if vanishes[0] else self.labels[::-1]
+                bound = Bound(bound.value, f"{without}'s is zero and {having}'s is not; {bound.derivation}")
                 rows.append(self._row(exact, name, "float64", max(norms), bound, sides[1]))
-        if zero and zero.issuperset(exact.reference[0]):
+        if vanished and vanished == len(exact.reference[0]):
             first = next(exact.names())
             why = Bound(0.0, "every gradient is zero on both sides, so that the loss depends on no parameter")
             row = self._row(exact, first, "float64", 0.0, why, [batch[first] for batch in exact.candidate])

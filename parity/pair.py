@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 class Jax:
     """A JAX implementation as a pure function.
 
-    `function(parameters, **inputs)` returns a dict of arrays and computes in the type of its parameters; `optimizer()`
-    returns an optax transformation.
+    `function(parameters, **inputs)` returns a dict of arrays and computes in the type of its parameters; `optimizer` is
+    an optax transformation or a function that returns one.
     """
 
     function: Callable[..., Mapping[str, Any]]
     label: str = "jax"
-    optimizer: Callable[[], Any] | None = None
+    optimizer: Any = None
     framework: str = field(default="jax", init=False)
 
 

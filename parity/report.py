@@ -180,12 +180,14 @@ def _headroom(row: Row) -> str:
 
 
 def _tensor(row: Row) -> str:
-    return f"{row.name} {list(row.shape)}"
+    return f"{row.name} {list(row.shape)}" if row.compared else row.name
 
 
 def _tightest(rows: list[Row]) -> str:
     """Where a bound comes from, on the row that comes nearest to it."""
     row = min(rows, key=_urgency)
+    if not row.compared:
+        return f"not comparable: {row.name}: {row.derivation}"
     return f"least headroom: {_tensor(row)}, bound {_figure(row, row.bound)}: {row.derivation}"
 
 
@@ -200,12 +202,16 @@ def _findings(result: Result) -> Iterator[tuple[str, str]]:
             "yellow",
         )
     first = result.first_difference
-    if first is not None:
+    if first is not None and not first.compared:
+        yield f"first difference: {first.name}, {' against '.join(first.side_names)}: {first.derivation}", "red"
+    elif first is not None:
         yield (
             f"first difference: {_tensor(first)} in {first.stage}, {' against '.join(first.side_names)}: measured "
             f"{first.measured:.2g}, bound {first.bound:.2g}: {first.derivation}",
             "red",
         )
+    if result.rung == "different":
+        yield "the working precisions are judged only where the two are the same function", "dim"
 
 
 def any_layer(name: str) -> str:

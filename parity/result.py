@@ -45,6 +45,11 @@ class Row:
         return math.inf
 
     @property
+    def compared(self) -> bool:
+        """Whether both sides had the tensor in one shape and type; if not, `derivation` says what is wrong."""
+        return bool(self.dtype)
+
+    @property
     def required(self) -> float:
         """The smallest bound that would have passed."""
         return self.measured

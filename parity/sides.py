@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from .formats import FORMATS
 from .islands import Island
 from .pair import Jax, Pair, Side
-from .runs import Arrays, Path, Run, Step, Trained, is_float, walk
+from .runs import UNIT, Arrays, Path, Run, Step, Trained, is_float, running, walk
 from .work import Work, merge
 
 
@@ -67,7 +68,7 @@ class Sides:
     def run(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> tuple[list[Run], list[Run]]:
         """Outputs and gradients of every batch."""
         reference, candidate = (
-            [runner.run(weights, batch, precision, lifted=self._lifts(precision)) for batch in batches]
+            [self._run(runner, weights, batch, precision) for batch in batches]
             for runner in (self.reference, self.candidate)
         )
         return reference, candidate
@@ -75,29 +76,40 @@ class Sides:
     def lead(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> Path:
         """The reference's own training in float64, its parameters rounded to `precision` after each step."""
         points, units = [weights], []
-        for step in self.reference.steps(points, batches, "float64", lifted=self.lifted):
-            points.append(rounded(step.parameters, precision))
-            units.append({name: np.sqrt(value).astype(np.float32) for name, value in step.nu.items()})
-        return Path(points[:-1], units if all(units) else ())
+        with running(self.reference.label, "float64"):
+            for step in self.reference.steps(points, batches, "float64", lifted=self.lifted):
+                points.append(rounded(step.parameters, precision))
+                units.append({name: (np.sqrt(value) + UNIT).astype(np.float32) for name, value in step.nu.items()})
+        return Path(points[:-1], units)
 
     def train(self, path: Path, batches: Sequence[Arrays], precision: str) -> tuple[Trained, Trained]:
         """Optimizer steps along a path, on each side's own gradients."""
-        lifted = self._lifts(precision)
         # JAX needs more memory for a step than PyTorch: the candidate goes first, while less is kept
         candidate, reference = (
-            walk(path, runner.steps(path.points, batches, precision, lifted=lifted))
+            self._walk(runner, path, partial(runner.steps, path.points, batches), precision)
             for runner in (self.candidate, self.reference)
         )
         return reference, candidate
 
     def follow(self, path: Path, gradients: Sequence[Arrays], precision: str) -> tuple[Trained, Trained]:
         """Optimizer steps along a path, on the same given gradients."""
-        lifted = self._lifts(precision)
         reference, candidate = (
-            walk(path, runner.follow(path.points, gradients, precision, lifted=lifted))
+            self._walk(runner, path, partial(runner.follow, path.points, gradients), precision)
             for runner in (self.reference, self.candidate)
         )
         return reference, candidate
+
+    def reference_run(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> list[Run]:
+        """Outputs and gradients of the reference alone."""
+        return [self._run(self.reference, weights, batch, precision) for batch in batches]
+
+    def reference_train(self, path: Path, batches: Sequence[Arrays], precision: str) -> Trained:
+        """Optimizer steps of the reference alone."""
+        return self._walk(self.reference, path, partial(self.reference.steps, path.points, batches), precision)
+
+    def reference_follow(self, path: Path, gradients: Sequence[Arrays], precision: str) -> Trained:
+        """Optimizer steps of the reference alone on given gradients."""
+        return self._walk(self.reference, path, partial(self.reference.follow, path.points, gradients), precision)
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Every place where a float64 run of outputs and gradients is less than float64."""
@@ -111,6 +123,14 @@ class Sides:
         """Matmul FLOPs by every method of both frameworks, and by the formula where there is one."""
         reference, candidate = (runner.count(weights, batch) for runner in (self.reference, self.candidate))
         return merge(reference, candidate, self.candidate.label, formula)
+
+    def _run(self, runner: Runner, weights: Arrays, batch: Arrays, precision: str) -> Run:
+        with running(runner.label, precision):
+            return runner.run(weights, batch, precision, lifted=self._lifts(precision))
+
+    def _walk(self, runner: Runner, path: Path, steps: Callable[..., Iterator[Step]], precision: str) -> Trained:
+        with running(f"{runner.label} with its optimizer", precision):
+            return walk(path, steps(precision, lifted=self._lifts(precision)))
 
     def _lifts(self, precision: str) -> bool:
         return self.lifted and precision == "float64"
@@ -127,13 +147,23 @@ def _runner(side: Side, loss: str | None, device: str) -> Runner:
 
 
 def rounded(arrays: Arrays, precision: str) -> dict[str, np.ndarray]:
-    """Floats rounded to a 16-bit format and kept as float32, which holds every such value; the rest as it is."""
+    """Floats rounded to a format of at most 32 bits and kept as float32, which holds them all; the rest as it is.
+
+    What is finite but beyond the range of float32 becomes its largest number: masks are often written so.
+    """
     import ml_dtypes
 
     dtype = np.dtype(ml_dtypes.bfloat16 if precision == "bfloat16" else precision)
-    return {
-        name: array.astype(dtype).astype(np.float32) if is_float(array) else array for name, array in arrays.items()
-    }
+    kept = {}
+    for name, array in arrays.items():
+        kept[name] = array
+        if is_float(array) and array.dtype != np.float32:
+            largest = np.finfo(np.float32).max
+            inside = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
+            kept[name] = np.asarray(inside, np.float32)
+        if is_float(array) and dtype != np.float32:
+            kept[name] = kept[name].astype(dtype).astype(np.float32)
+    return kept
 
 
 def perturbed(weights: Arrays, precision: str, seed: Sequence[int]) -> dict[str, np.ndarray]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +19,9 @@ from .judge import Batches, Errors, Judge
 from .options import Options
 from .pair import Pair
 from .result import Row
-from .runs import Arrays, Path, Run, Trained, walk
-from .sides import Sides, perturbed, rounded
-from .streams import SHAPES, STREAM_STEPS, gradient_streams, stream_path
+from .runs import Arrays, Path, Run, Trained, named_arrays, running
+from .sides import Runner, Sides, perturbed, rounded
+from .streams import SHAPES, STREAM_STEPS, gradient_streams, small, stream_path
 from .sums import longest_sum, summation_factor
 
 Progress = Callable[[str], None]
@@ -41,18 +42,26 @@ class Stages:
     zero: frozenset[str] = frozenset()
     bitwise: bool = True
     in_model: bool = True
+    notes: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict(SHAPES))
     exact: tuple[list[Run], list[Run]] = field(default=([], []), init=False)
     path: Path | None = field(default=None, init=False)
     trained: tuple[Trained, Trained] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        # what every precision can start from: numbers that are exact in float32
+        self.pair = replace(self.pair, weights=rounded(named_arrays("weights", self.pair.weights), "float32"))
         generator = np.random.Generator(np.random.PCG64(self.options.seed))
         given = self.pair.inputs
         draw = given if callable(given) else lambda generator: given
-        drawn = [draw(generator) for _ in range(max(self.options.batches, self.options.steps))]
-        sums = summation_factor(self.sides, longest_sum([self.pair.weights, drawn[0]]))
-        self.judge = Judge(self.sides.labels, self.pair.roundings, sums)
-        self.pooled, self.stepped = drawn[: self.options.batches], drawn[: self.options.steps]
+        batches = self.options.batches if callable(given) else 1  # the same errors again would count as others
+        drawn = [
+            rounded(named_arrays("inputs", draw(generator)), "float32") for _ in range(max(batches, self.options.steps))
+        ]
+        longest = longest_sum(self.pair.weights, drawn[0])
+        sums = summation_factor(self.sides, longest)
+        self.judge = Judge(self.sides.labels, max(self.pair.roundings, longest), sums)
+        self.pooled, self.stepped = drawn[:batches], drawn[: self.options.steps]
         optimizers = self.pair.reference.optimizer, self.pair.candidate.optimizer
         if self.options.steps and optimizers.count(None) == 1:
             raise ParityUsageError("optimizer: on both sides or on neither, got one; give the other or use steps 0")
@@ -74,14 +83,14 @@ class Stages:
             return self.sides.islands(self.pair.weights, self.pooled[0])
         generator = np.random.Generator(np.random.PCG64(self.options.seed))
         # no float32 numbers here: they would look like values that were computed in float32
-        return self.sides.optimizer_islands({name: generator.normal(size=shape) for name, shape in SHAPES.items()})
+        return self.sides.optimizer_islands({name: generator.normal(size=shape) for name, shape in self.shapes.items()})
 
     def outputs_and_gradients(self) -> list[Row]:
         """Outputs, loss and gradients of the pooled batches in float64."""
         self.progress("float64: outputs and gradients")
         weights = self.pair.weights
         self.exact = self.sides.run(weights, self.pooled, "float64")
-        low = [self.sides.reference.run(weights, batch, "float32") for batch in self.pooled]
+        low = self.sides.reference_run(weights, self.pooled, "float32")
         outputs, gradients = _kinds(self.exact)
         rows = self.judge.same_function(outputs, [run.outputs for run in low])
         self.zero, one_sided = self.judge.zero_gradients(gradients, [run.gradients for run in low])
@@ -96,10 +105,12 @@ class Stages:
         self.progress(f"float64: {self.options.steps} optimizer steps")
         self.path = self.sides.lead(self.pair.weights, self.stepped, "float32")
         self.trained = self.sides.train(self.path, self.stepped, "float64")
-        low = walk(self.path, self.sides.reference.steps(self.path.points, self.stepped, "float32"))
+        low = self.sides.reference_train(self.path, self.stepped, "float32")
+        self.notes = only_one_keeps(self.trained, self.sides.labels)
+        coarse = {each.kind: each.reference for each in _step_kinds("step", (low, low))}
         rows = []
-        for exact, coarse in zip(_step_kinds("step", self.trained), _step_kinds("step", (low, low)), strict=True):
-            rows += self.judge.same_function(exact, coarse.reference, self.zero)
+        for exact in _step_kinds("step", self.trained):
+            rows += self.judge.same_function(exact, coarse[exact.kind], self.zero)
         return rows
 
     def optimizer_streams(self) -> list[Row]:
@@ -107,19 +118,26 @@ class Stages:
         if not self.optimizes:
             return []
         self.progress("float64: optimizers on synthetic gradients")
-        path = stream_path(self.options.seed)
+        try:
+            return self._stream_rows()
+        except ParityUsageError:
+            # an optimizer with groups, or masks, by name or number knows the model's own parameters alone
+            self.shapes = {name: small(array.shape) for name, array in self.pair.weights.items()}
+            return self._stream_rows()
+
+    def _stream_rows(self) -> list[Row]:
+        path = stream_path(self.options.seed, self.shapes)
         rows = []
-        for name, stream in gradient_streams(self.options.seed).items():
-            low = walk(path, self.sides.reference.follow(path.points, stream, "float32"))
-            exact = self.sides.follow(path, stream, "float64")
-            kinds = (_step_kinds(f"{name} stream", each) for each in (exact, (low, low)))
-            for batches, coarse in zip(*kinds, strict=True):
-                rows += self.judge.same_function(batches, coarse.reference)
+        for name, stream in gradient_streams(self.options.seed, self.shapes).items():
+            low = self.sides.reference_follow(path, stream, "float32")
+            coarse = {each.kind: each.reference for each in _step_kinds(f"{name} stream", (low, low))}
+            for exact in _step_kinds(f"{name} stream", self.sides.follow(path, stream, "float64")):
+                rows += self.judge.same_function(exact, coarse[exact.kind])
         return rows
 
     def working_precision(self, precision: str) -> list[Row]:
         """Outputs, gradients, optimizer steps and streams, each side against its own float64 run."""
-        weights = rounded(self.pair.weights, precision) if is_narrow(precision) else self.pair.weights
+        weights = rounded(self.pair.weights, precision)
         later = self.options.precisions[self.options.precisions.index(precision) + 1 :]
         rows = self._run_accuracy(weights, precision)
         if all(map(is_narrow, later)):
@@ -137,12 +155,13 @@ class Stages:
     def _run_accuracy(self, weights: Arrays, precision: str) -> list[Row]:
         """Outputs and gradients; the truth is the float64 run on the numbers that this precision starts from."""
         self.progress(f"{precision}: outputs and gradients")
-        exact = self.sides.run(weights, self.pooled, "float64") if is_narrow(precision) else self.exact
-        low = self.sides.run(weights, self.pooled, precision)
+        pooled = [rounded(batch, precision) for batch in self.pooled]
+        exact = self.sides.run(weights, pooled, "float64") if is_narrow(precision) else self.exact
+        low = self.sides.run(weights, pooled, precision)
         self.bitwise &= _all_same_bits(low)
         truths, values = _kinds(exact), _kinds(low)
         spreads = self._spreads(
-            truths, precision, lambda twin: _kinds(self.sides.run(twin(weights), self.pooled, precision))
+            truths, precision, lambda twin: _kinds(self.sides.run(twin(weights), pooled, precision))
         )
         return [
             row
@@ -153,18 +172,19 @@ class Stages:
 
     def _step_accuracy(self, weights: Arrays, precision: str) -> list[Row]:
         """Movement and moments after some steps along one path."""
+        stepped = [rounded(batch, precision) for batch in self.stepped]
         if is_narrow(precision) or self.path is None or self.trained is None:
             self.path, self.trained = None, None  # from weights that this precision does not have
-            self.path = self.sides.lead(weights, self.stepped, precision)
-            self.trained = self.sides.train(self.path, self.stepped, "float64")
+            self.path = self.sides.lead(weights, stepped, precision)
+            self.trained = self.sides.train(self.path, stepped, "float64")
         path, truths = self.path, _step_kinds("step", self.trained)
 
         def twins(twin: Twin) -> Sequence[Batches]:
             points = [twin(point) for point in path.points]
-            return _step_kinds("step", self.sides.train(Path(points, path.units), self.stepped, precision))
+            return _step_kinds("step", self.sides.train(Path(points, path.units), stepped, precision))
 
         spreads = self._spreads(truths, precision, twins)
-        values = _step_kinds("step", self.sides.train(path, self.stepped, precision))
+        values = _step_kinds("step", self.sides.train(path, stepped, precision))
         return [
             row
             for truth, value, spread in zip(truths, values, spreads, strict=True)
@@ -173,10 +193,10 @@ class Stages:
 
     def _stream_accuracy(self, precision: str) -> list[Row]:
         """The optimizers alone."""
-        path = stream_path(self.options.seed)
+        path = stream_path(self.options.seed, self.shapes)
         path = Path([rounded(point, precision) for point in path.points])
         rows = []
-        for name, drawn in gradient_streams(self.options.seed).items():
+        for name, drawn in gradient_streams(self.options.seed, self.shapes).items():
             stream = [rounded(gradient, precision) for gradient in drawn]
             exact, low = (
                 _step_kinds(f"{name} stream", self.sides.follow(path, stream, each)) for each in ("float64", precision)
@@ -220,12 +240,20 @@ class Stages:
                 (self.sides.candidate, operation.candidate),
             )
             exact, low = (
-                [runner.evaluate(function, draws, each) for runner, function in functions]
+                [evaluated(runner, operation.name, function, draws, each) for runner, function in functions]
                 for each in ("float64", precision)
             )
             bound = Bound(operation.limit, operation.derivation)
             rows += self.judge.operation(f"operation {operation.name}", exact, low, precision, bound)
         return rows
+
+
+def evaluated(
+    runner: Runner, name: str, function: Callable[..., Any], draws: Sequence[Arrays], precision: str
+) -> list[np.ndarray]:
+    """One operation of one side on each set of operands."""
+    with running(f"{runner.label}'s {name}", precision):
+        return runner.evaluate(function, draws, precision)
 
 
 def is_narrow(precision: str) -> bool:
@@ -246,9 +274,19 @@ def _step_kinds(kind: str, trained: tuple[Trained, Trained]) -> list[Batches]:
     kinds = []
     for what in ("parameters", "mu", "nu"):
         reference, candidate = (getattr(side, what) for side in trained)
-        if reference:
+        if reference and candidate:  # `only_one_keeps` says where one has none
             kinds.append(Batches(f"{kind} {what}", [reference], [candidate]))
     return kinds
+
+
+def only_one_keeps(trained: tuple[Trained, Trained], labels: tuple[str, str]) -> tuple[str, ...]:
+    """A line for each moment that one optimizer keeps and the other has no counterpart of."""
+    notes = []
+    for what in ("mu", "nu"):
+        keeps = [bool(getattr(side, what)) for side in trained]
+        if any(keeps) and not all(keeps):
+            notes.append(f"only {labels[keeps.index(True)]}'s optimizer keeps {what}: not compared")
+    return tuple(notes)
 
 
 def _all_same_bits(runs: tuple[Sequence[Run], Sequence[Run]]) -> bool:

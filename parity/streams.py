@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from .runs import Arrays, Path
@@ -9,10 +11,15 @@ from .runs import Arrays, Path
 #: Bias correction matters in the first steps and b2 = 0.95 forgets within 20: longer streams show nothing new.
 STREAM_STEPS = 20
 
-SHAPES = {"matrix": (31, 23), "vector": (67,)}
+SHAPES: Mapping[str, tuple[int, ...]] = {"matrix": (31, 23), "vector": (67,)}
 
 
-def gradient_streams(seed: int) -> dict[str, list[Arrays]]:
+def small(shape: Sequence[int]) -> tuple[int, ...]:
+    """A tensor's shape cut down, its axes kept: optimizers treat matrices and vectors apart, not large and small."""
+    return tuple(min(size, 11) for size in shape)
+
+
+def gradient_streams(seed: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> dict[str, list[Arrays]]:
     """Three streams of STREAM_STEPS gradients: |g| in [1e-3, 1], |g| near eps = 1e-8, the first with exact zeros."""
     generator = np.random.Generator(np.random.PCG64([seed, 46]))
 
@@ -20,7 +27,7 @@ def gradient_streams(seed: int) -> dict[str, list[Arrays]]:
         stream: list[Arrays] = []
         for _ in range(STREAM_STEPS):
             step: dict[str, np.ndarray] = {}
-            for name, shape in SHAPES.items():
+            for name, shape in shapes.items():
                 size = np.exp(generator.uniform(np.log(low), np.log(high), shape))
                 sign = generator.choice([-1.0, 1.0], shape)
                 step[name] = (size * sign * (generator.random(shape) >= zeros)).astype(np.float32)
@@ -30,8 +37,8 @@ def gradient_streams(seed: int) -> dict[str, list[Arrays]]:
     return {"ordinary": draw(1e-3, 1.0), "near-eps": draw(1e-9, 1e-7), "zeros": draw(1e-3, 1.0, zeros=0.5)}
 
 
-def stream_path(seed: int) -> Path:
+def stream_path(seed: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> Path:
     """Each step from the same parameters, of the size that weights have, so that weight decay shows beside the step."""
     generator = np.random.Generator(np.random.PCG64([seed, 47]))
-    start = {name: generator.normal(0.0, 0.02, shape).astype(np.float32) for name, shape in SHAPES.items()}
+    start = {name: generator.normal(0.0, 0.02, shape).astype(np.float32) for name, shape in shapes.items()}
     return Path([start] * STREAM_STEPS)

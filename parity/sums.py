@@ -8,7 +8,6 @@ product after the other: then its error grows with the square root of the length
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,6 +18,8 @@ from .sides import Runner, Sides
 
 #: Rows and columns of the product that is tried: as many as make a matmul's kernel of it, and no more than that.
 ROWS, CHECKED = 64, 8
+#: Longer sums are not tried: this one takes half a second and 70 MB.
+LONGEST = 2**16
 
 
 def summation_factor(sides: Sides, length: int) -> float:
@@ -26,6 +27,7 @@ def summation_factor(sides: Sides, length: int) -> float:
 
     At least 1; the worse of the two sides counts.
     """
+    length = min(length, LONGEST)
     generator = np.random.Generator(np.random.PCG64(length))
     # float32 numbers: their products are exact in float64, so that only the sums round
     a, b = (
@@ -43,6 +45,7 @@ def summation_factor(sides: Sides, length: int) -> float:
     return max(1.0, worse / max(1.0, roundings(sides.reference, "float32")))
 
 
-def longest_sum(arrays: Sequence[Arrays]) -> int:
-    """The longest sum that a model of these weights and inputs is likely to form: the largest size of any axis."""
-    return max((size for named in arrays for array in named.values() for size in array.shape), default=1)
+def longest_sum(weights: Arrays, inputs: Arrays) -> int:
+    """The longest sum that a model is likely to form: over an axis of a weight, or over a whole batch."""
+    axes = [size for array in weights.values() for size in array.shape]
+    return max([1, *axes, *(array.size for array in inputs.values())])

@@ -38,7 +38,7 @@ def check(
     rows = stages.same_function()
     islands: list[Island] = []
     verdict, rung, reason = _judge_float64(rows)
-    if rung == "different":
+    if rung == "different" and not any(_misfit(row) for row in rows):
         progress("float64: looking for float32 inside the float64 runs")
         islands = stages.islands()
         rung, reason, rows = _prove_island(rows, islands, stages, reason)
@@ -50,7 +50,7 @@ def check(
     work = Work()
     if options.flops:
         progress("counting the work")
-        work = sides.count(pair.weights, stages.pooled[0], pair.formula)
+        work = sides.count(stages.pair.weights, stages.pooled[0], pair.formula)
     if verdict == "PASS" and work.equal is False:
         verdict, reason = "FAIL", "the two sides do not do the same matmul work: the FLOP counts differ"
     return Result(
@@ -63,7 +63,7 @@ def check(
         islands=tuple(islands),
         zero_gradients=tuple(sorted(stages.zero)),
         work=work,
-        notes=tuple(pair.notes),
+        notes=(*pair.notes, *stages.notes),
         environment=environment(options.device),
         seconds=time.perf_counter() - started,
     )
@@ -73,6 +73,9 @@ def _judge_float64(rows: Sequence[Row]) -> Verdict:
     """Same function, different, or nothing compared."""
     failed = _first(rows, "FAIL")
     if failed is not None:
+        if not failed.compared:
+            what = f"{failed.name}: {failed.derivation}; both sides need the same names, shapes and types"
+            return "FAIL", "different", what
         difference = f"{failed.name} differs in float64: {failed.measured:.2g}, bound {failed.bound:.2g}"
         return "FAIL", "different", difference
     vacuous = _first(rows, "VACUOUS")
@@ -112,6 +115,11 @@ def _judge_all(rows: Sequence[Row], rung: str | None, stages: Stages) -> Verdict
     if rung == "same-function" and stages.options.precisions and stages.bitwise:
         rung = "bitwise"
     return "PASS", rung, ""
+
+
+def _misfit(row: Row) -> bool:
+    """Names or shapes that differ, which no precision explains; a type may be an island."""
+    return not row.compared and not row.derivation.startswith("type ")
 
 
 def _first(rows: Sequence[Row], verdict: str) -> Row | None:

@@ -379,7 +379,8 @@ def test_a_parameter_that_the_loss_does_not_reach_is_zero_on_both_sides() -> Non
     )
     result = check(pair, SHORT)
     assert result.verdict == "PASS", result.reason
-    assert result.zero_gradients == ("unused",)
+    assert result.zero_gradients == ()
+    assert row(result, "gradient unused").measured == 0, "an exact zero carries no noise, and is compared"
 
 
 @pytest.mark.parametrize(
@@ -442,6 +443,187 @@ def test_work_is_counted_whatever_the_verdict() -> None:
     result = check(wrong, precisions=(), batches=1, steps=0)
     assert (result.verdict, result.rung, result.work.equal) == ("FAIL", "different", True)
     assert "are equal integers" in str(result)
+
+
+def lazily(garbage: bool) -> optax.GradientTransformation:
+    """Adam that does something else to every element that never had a gradient."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        steps, state = optax.adamw(1e-3, weight_decay=0.1).update(updates, state, params)
+        nu = state[0].nu
+        return jax.tree.map(lambda s, v: jnp.where(v == 0, 12345.0 if garbage else 0.0, s), steps, nu), state
+
+    return optax.GradientTransformation(optax.adamw(1e-3, weight_decay=0.1).init, update)
+
+
+@pytest.mark.parametrize("garbage", [False, True], ids=["no decay", "garbage"])
+def test_elements_without_a_gradient_are_judged_too(garbage: bool) -> None:
+    def sparse(generator: np.random.Generator) -> Mapping[str, np.ndarray]:
+        return {"x": inputs(generator)["x"] * (np.arange(WIDTH) % 2)}  # half the rows of w are never reached
+
+    decayed = replace(REFERENCE, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1))
+    right = replace(CANDIDATE, optimizer=optax.adamw(1e-3, weight_decay=0.1))
+    pair = replace(PAIR, reference=decayed, candidate=right, inputs=sparse)
+    assert check(pair, SHORT).verdict == "PASS"
+    result = check(replace(pair, candidate=replace(CANDIDATE, optimizer=lazily(garbage))), SHORT)
+    assert (result.verdict, result.rung) == ("FAIL", "different")
+    assert result.first_difference.name == "step parameters w"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_batch_given_eight_times_is_one_batch(seed: int) -> None:
+    """Eight equal errors of one number are one error: chance must be counted over it alone."""
+    weights = {"s": np.float32(0.7)}
+
+    class Scalar(Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": torch.sum(torch.sin(x * self.s)) - torch.sum(torch.sin(x.flip(0) * self.s * 1.0000001))}
+
+    def scalar(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        s = parameters["s"]
+        return {"loss": jnp.sum(jnp.sin(x * s)) - jnp.sum(jnp.sin(jnp.flip(x) * s * 1.0000001))}
+
+    given = {"x": np.random.default_rng(seed).standard_normal(5).astype(np.float32)}
+    result = check(Pair("scalar", Torch(Scalar), Jax(scalar), weights, given, loss="loss"), SHORT)
+    assert result.verdict in ("PASS", "ABSTAIN"), result.reason
+
+
+OPTIMIZERS: dict[str, tuple[Any, Any]] = {
+    "groups": (
+        lambda p: torch.optim.Adam([{"params": p[:1], "lr": 1e-3}, {"params": p[1:], "lr": 1e-2}]),
+        optax.multi_transform({"a": optax.adam(1e-3), "b": optax.adam(1e-2)}, {"w": "a", "b": "b"}),
+    ),
+    "mask by name": (
+        lambda p: torch.optim.AdamW([{"params": p[:1]}, {"params": p[1:], "weight_decay": 0.0}], weight_decay=0.1),
+        optax.adamw(1e-3, weight_decay=0.1, mask={"w": True, "b": False}),
+    ),
+    "frozen": (
+        lambda p: torch.optim.Adam(p[:1], lr=1e-3),
+        optax.multi_transform({"a": optax.adam(1e-3), "b": optax.set_to_zero()}, {"w": "a", "b": "b"}),
+    ),
+    "rmsprop": (
+        lambda p: torch.optim.RMSprop(p, lr=1e-3, alpha=0.9, eps=1e-8),
+        optax.rmsprop(1e-3, decay=0.9, eps=1e-8, eps_in_sqrt=False, bias_correction=False),
+    ),
+    "momentum": (lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9), optax.sgd(1e-3, momentum=0.9)),
+}
+
+
+@pytest.mark.parametrize("name", ["groups", "mask by name", "frozen", "rmsprop", "momentum"])
+@pytest.mark.parametrize("turned", [False, True], ids=["torch first", "jax first"])
+def test_the_usual_optimizers_pass(name: str, turned: bool) -> None:
+    in_torch, in_optax = OPTIMIZERS[name]
+    sides = replace(REFERENCE, optimizer=in_torch), replace(CANDIDATE, optimizer=in_optax)
+    reference, candidate = reversed(sides) if turned else sides
+    result = check(replace(PAIR, reference=reference, candidate=candidate), SHORT)
+    assert (result.verdict, result.rung) == ("PASS", "same-function"), result.reason
+
+
+def test_a_moment_that_one_optimizer_alone_keeps_is_told() -> None:
+    plain = replace(REFERENCE, optimizer=lambda p: torch.optim.SGD(p, lr=1e-3))
+    kept = replace(CANDIDATE, optimizer=optax.sgd(1e-3, momentum=0.0))
+    result = check(replace(PAIR, reference=plain, candidate=kept), SHORT)
+    assert result.verdict == "PASS"
+    assert "only jax's optimizer keeps mu: not compared" in result.notes
+
+
+def test_batches_may_differ_in_length() -> None:
+    def any_length(generator: np.random.Generator) -> Mapping[str, np.ndarray]:
+        return {"x": generator.standard_normal((int(generator.integers(3, 9)), WIDTH)).astype(np.float32)}
+
+    assert check(replace(PAIR, inputs=any_length), replace(SHORT, batches=4, steps=3)).verdict == "PASS"
+
+
+def test_inputs_are_made_exact_in_the_precision_that_is_judged() -> None:
+    """Near 1 in float64: x - 1 of an input that float32 cannot hold would drown a bfloat16 result."""
+
+    def near_one(generator: np.random.Generator) -> Mapping[str, np.ndarray]:
+        return {"x": 1 + 1e-6 * generator.standard_normal((ROWS, WIDTH))}
+
+    class Minus(Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"hidden": (x - 1) @ self.w + 0 * self.b}
+
+    def coarse(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        y = (x - 1) @ parameters["w"] + 0 * parameters["b"]
+        return {"hidden": y if y.dtype == jnp.float64 else y.astype(jnp.bfloat16).astype(y.dtype)}
+
+    pair = Pair("near one", Torch(Minus), Jax(coarse), WEIGHTS, near_one)
+    result = check(pair, SHORT)
+    assert (result.verdict, result.first_difference.stage) == ("FAIL", "float32")
+
+
+def test_where_float32_overflows_it_is_no_scale() -> None:
+    weights = {"w": np.full((WIDTH, 211), 1e25, np.float32), "b": np.full((211, OUT), 1e25, np.float32)}
+
+    class Twice(Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"hidden": (x @ self.w) @ self.b}
+
+    candidate = Jax(lambda p, x: {"hidden": (x @ p["w"]) @ p["b"]})
+    result = check(Pair("large", Torch(Twice), candidate, weights, inputs), replace(SHORT, precisions=()))
+    assert (result.verdict, result.rung) == ("PASS", "same-function"), result.reason
+
+
+def test_whole_numbers_alone_are_vacuous() -> None:
+    class Ranks(Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"best": torch.argmax(x @ self.w, dim=-1)}
+
+    candidate = Jax(lambda p, x: {"best": jnp.argmax(x @ p["w"], axis=-1)})
+    result = check(Pair("ranks", Torch(Ranks), candidate, WEIGHTS, inputs), SHORT)
+    assert (result.verdict, row(result, "best").verdict) == ("VACUOUS", "PASS")
+
+
+def test_long_sums_over_a_batch_are_no_alarm_in_float32() -> None:
+    def long(generator: np.random.Generator) -> Mapping[str, np.ndarray]:
+        return {"x": generator.standard_normal((8192, WIDTH)).astype(np.float32)}
+
+    pair = replace(PAIR, reference=Torch(Linear), candidate=Jax(lambda p, x: {"hidden": x @ p["w"] + p["b"]}))
+    assert check(replace(pair, inputs=long, loss=None, roundings=1), SHORT).verdict == "PASS"
+
+
+def test_arrays_of_a_framework_are_inputs_too_and_others_are_told_so() -> None:
+    weights = {name: torch.from_numpy(value) for name, value in WEIGHTS.items()}
+    given = {"x": jnp.asarray(inputs(np.random.default_rng(5))["x"])}
+    assert check(replace(PAIR, weights=weights, inputs=given), SHORT).verdict == "PASS"
+    with pytest.raises(
+        ParityUsageError, match=r"inputs: a dict of arrays by name, got ndarray; give \{'name': array\}"
+    ):
+        check(replace(PAIR, inputs=np.zeros((4, 5))), SHORT)
+    with pytest.raises(ParityUsageError, match="weights: arrays of numbers, got 'w' of type <U5; convert it"):
+        check(replace(PAIR, weights={"w": "words"}), SHORT)
+
+
+def test_an_optax_transformation_will_do_and_an_optimizer_of_other_parameters_will_not() -> None:
+    assert check(replace(PAIR, candidate=replace(CANDIDATE, optimizer=optax.adam(1e-3))), SHORT).verdict == "PASS"
+    made = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))])
+    with pytest.raises(ParityUsageError, match=r"give lambda parameters: Adam\(parameters, \.\.\.\)"):
+        check(replace(PAIR, reference=replace(REFERENCE, optimizer=made)), SHORT)
+
+
+def test_names_that_differ_are_told_as_names_and_no_island_is_looked_for() -> None:
+    class Wrapped(torch.nn.Module):
+        def __init__(self, parameters: Mapping[str, torch.Tensor]):
+            super().__init__()
+            self.inner = Module(parameters)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return self.inner(x)
+
+    result = check(replace(PAIR, reference=Torch(Wrapped), candidate=Jax(jax_function)), SHORT)
+    assert (result.verdict, result.rung) == ("FAIL", "different")
+    assert (
+        result.reason == "gradient inner.w: only the reference has it; both sides need the same names, shapes and types"
+    )
+    assert "first difference: gradient inner.w, torch against jax: only the reference has it" in str(result)
+
+
+def test_a_step_counter_is_no_island() -> None:
+    """torch.optim counts its steps in float32: a whole number, exact in any type."""
+    slower = check(replace(PAIR, candidate=replace(CANDIDATE, optimizer=optax.adam(2e-3))), SHORT)
+    assert (slower.verdict, slower.islands) == ("FAIL", ())
+    assert "no lower precision was seen in the float64 optimizer steps" in slower.reason
 
 
 def narrowed(dtype: Any) -> optax.GradientTransformation:
@@ -523,6 +705,17 @@ def test_one_batch_and_options_by_name_will_do() -> None:
     [
         (lambda parameters, x: x @ parameters["w"], "loss", "jax: must return a dict of arrays by name"),
         (jax_function, "nope", "loss: one of the outputs hidden, loss, got 'nope'"),
+        (jax_function, "hidden", r"loss: a single number, got 'hidden' of shape \(13, 7\) from torch"),
+        (
+            lambda parameters, x: {"loss": parameters["kernel"]},
+            "loss",
+            "jax: a function that runs .* got KeyError: 'ker",
+        ),
+        (
+            lambda parameters: {},
+            "loss",
+            "jax: a function that runs on these weights and inputs in float64, got TypeError",
+        ),
     ],
 )
 def test_outputs_that_are_none_are_refused_in_one_line(function: Any, loss: str, message: str) -> None:

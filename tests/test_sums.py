@@ -65,6 +65,8 @@ def test_the_factor_widens_the_bound_and_is_named_in_it() -> None:
     assert "sums" not in plain.derivation
 
 
-def test_the_longest_sum_is_the_largest_axis() -> None:
-    assert longest_sum([{"w": np.zeros((3, 17)), "b": np.zeros(5)}, {"x": np.zeros((2, 19, 1))}]) == 19
-    assert longest_sum([{}, {"x": np.zeros(())}]) == 1
+def test_the_longest_sum_is_an_axis_of_a_weight_or_a_whole_batch() -> None:
+    weights = {"w": np.zeros((3, 47)), "b": np.zeros(5)}
+    assert longest_sum(weights, {"x": np.zeros((2, 19, 1))}) == 47
+    assert longest_sum(weights, {"x": np.zeros((7, 19, 1))}) == 7 * 19
+    assert longest_sum({}, {"x": np.zeros(())}) == 1

@@ -41,8 +41,11 @@ def transformer_pair(
     weights: Mapping[str, np.ndarray] | None = None,
     weights_from: str = "",
     device: str = "cpu",
+    changes: str = "",
 ) -> Pair:
     """The Pair of one config; `weights` None draws them, biases and gains randomised too.
+
+    `changes` are the words by which the config is another one than its name says.
 
     Raises:
         ParityUsageError: the length or the tokens do not fit the model.
@@ -71,8 +74,9 @@ def transformer_pair(
             ),
         },
         notes=(
-            f"{name}: {count_parameters(config):,} parameters; weights: {weights_from}",
-            f"batch {batch} x {seq} tokens, the last row a quarter padding; {source.description}",
+            f"{' '.join((name, changes)).strip()}: {count_parameters(config):,} parameters; weights: {weights_from}",
+            f"batch {batch} x {seq} tokens, the last row a quarter padding; {source.description}"
+            + (", repeated" if source.tokens.size <= seq else ""),
             kernel_note(config, device),
         ),
     )

@@ -114,7 +114,7 @@ class JaxRunner:
         return both
 
     def _program(self, parameters: Any, inputs: Any, precision: str, lifted: bool) -> Any:
-        key = (precision, lifted)
+        key = (precision, lifted, *_shapes(parameters), *_shapes(inputs))
         if key not in self._programs:
             function = self._differentiated()
             if lifted:
@@ -137,7 +137,7 @@ class JaxRunner:
             del parameters, moments
 
     def _compiled_optimizer(self, parameters: Mapping[str, jax.Array], precision: str, lifted: bool) -> tuple[Any, Any]:
-        key = (precision, lifted, *((name, value.shape) for name, value in parameters.items()))
+        key = (precision, lifted, *_shapes(parameters))
         if key not in self._programs:
             init, update = (lifting.lift(part) if lifted else part for part in self._optimizer())
             # init too: run eagerly, it would compile a program of its own for every shape
@@ -152,7 +152,8 @@ class JaxRunner:
         """(parameters) -> state, and (gradients, state, parameters) -> (parameters, state)."""
         if self.side.optimizer is None:
             raise ValueError(f"{self.label}: needs an optimizer to take steps, got None; give one or use steps 0")
-        optimizer = self.side.optimizer()
+        given = self.side.optimizer
+        optimizer = given if hasattr(given, "update") else given()
 
         def update(gradients: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
             steps, state = optimizer.update(gradients, state, parameters)
@@ -168,18 +169,22 @@ def _project(outputs: Mapping[str, jax.Array]) -> jax.Array:
         if jnp.issubdtype(value.dtype, jnp.floating):
             wide = jnp.promote_types(value.dtype, jnp.float32)
             terms.append(jnp.sum(value.astype(wide) * jnp.asarray(projection(name, value.shape), wide)))
-    return jnp.sum(jnp.stack(terms))
+    return jnp.sum(jnp.stack(terms)) if terms else jnp.zeros(())
 
 
 def _moment(state: Any, names: Sequence[str]) -> Mapping[str, jax.Array]:
-    """The first part of an optax state that carries one of these names, wherever a chain has put it."""
-    found = [
-        getattr(node, name)
-        for node in jax.tree.leaves(state, is_leaf=lambda node: any(hasattr(node, name) for name in names))
-        for name in names
-        if hasattr(node, name)
-    ]
-    return found[0] if found else {}
+    """What an optax state keeps under one of these names, gathered from every part of a chain or of groups."""
+    found: dict[str, jax.Array] = {}
+    for node in jax.tree.leaves(state, is_leaf=lambda node: any(hasattr(node, name) for name in names)):
+        for tree in (getattr(node, name) for name in names if hasattr(node, name)):
+            if isinstance(tree, Mapping):
+                # a group has a placeholder for the parameters of the others
+                found |= {name: value for name, value in tree.items() if isinstance(value, jax.Array)}
+    return found
+
+
+def _shapes(arrays: Mapping[str, jax.Array]) -> tuple[Any, ...]:
+    return tuple((name, value.shape) for name, value in arrays.items())
 
 
 def _cast(arrays: Arrays, precision: str) -> dict[str, jax.Array]:

@@ -101,9 +101,9 @@ class _Trace(TorchDispatchMode):
             self._meet(operand, place, line)
         result = function(*args, **(kwargs or {}))
         produced = [leaf for leaf in tree_leaves(result) if _is_float(leaf)]
-        if not any(operand.dtype in _WIDE for operand in operands):
+        if not any(operand.dtype in _WIDE and not _is_count(operand) for operand in operands):
             for tensor in produced:
-                if tensor.dtype in _WIDE:
+                if tensor.dtype in _WIDE and not _is_count(tensor):
                     self._add(str(function).removeprefix("aten."), tensor.dtype, place, line)
         for tensor in produced:
             self._remember(tensor)
@@ -130,6 +130,8 @@ class _Trace(TorchDispatchMode):
         if key in self._inputs:
             if tensor.dtype in _WIDE:
                 self._add("input", tensor.dtype, self._inputs[key], None)
+        elif _is_count(tensor):
+            pass
         elif tensor.dtype in _WIDE or (tensor.dtype == torch.float64 and _holds_float32(tensor)):
             self._add("constant", tensor.dtype, self._buffers.get(key, place), line)
 
@@ -184,6 +186,11 @@ def _is_float(leaf: Any) -> bool:
     if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
         return False
     return leaf.is_floating_point() or leaf.is_complex()
+
+
+def _is_count(tensor: torch.Tensor) -> bool:
+    """A whole number by itself, as torch.optim's step is: exact in every format."""
+    return tensor.numel() == 1 and tensor.is_floating_point() and float(tensor).is_integer()
 
 
 def _holds_float32(tensor: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...errors import ParityUsageError
 from ...islands import Island
 from ...pair import Torch
 from ...runs import MOMENTS, Arrays, Run, Step, is_float, named_outputs, projection
@@ -124,7 +125,9 @@ class TorchRunner:
     ) -> dict[str, torch.Tensor]:
         with islands.lift() if lifted else nullcontext():
             outputs = named_outputs(self.label, module(**inputs), self.loss)
-            (_project(outputs) if self.loss is None else outputs[self.loss]).backward()
+            loss = _project(outputs) if self.loss is None else outputs[self.loss]
+            if loss.requires_grad:  # it may depend on no parameter: then every gradient is zero, as in JAX
+                loss.backward()
         return outputs
 
     def _steps(
@@ -151,6 +154,12 @@ class TorchRunner:
     def _optimizer(self, named: Mapping[str, torch.nn.Parameter]) -> torch.optim.Optimizer:
         if self.side.optimizer is None:
             raise ValueError(f"{self.label}: needs an optimizer to take steps, got None; give one or use steps 0")
+        if isinstance(self.side.optimizer, torch.optim.Optimizer):
+            name = type(self.side.optimizer).__name__
+            raise ParityUsageError(
+                f"optimizer: a function from parameters to a torch.optim.Optimizer, got one of parameters of its own; "
+                f"give lambda parameters: {name}(parameters, ...)"
+            )
         return self.side.optimizer(list(named.values()))
 
     def _cast(self, arrays: Arrays, precision: str) -> dict[str, torch.Tensor]:
@@ -194,7 +203,7 @@ def _project(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
             wide = torch.promote_types(value.dtype, torch.float32)
             weights = torch.from_numpy(projection(name, value.shape)).to(value.device, wide)
             terms.append(torch.sum(value.to(wide) * weights))
-    return torch.sum(torch.stack(terms))
+    return torch.sum(torch.stack(terms)) if terms else torch.zeros(())
 
 
 def _to_numpy(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
