@@ -44,13 +44,18 @@ def _only(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return values if chosen.all() else values[chosen]
 
 
-def misplaced(a: np.ndarray, b: np.ndarray) -> int:
-    """Number of elements that are NaN, +infinity or -infinity on one side and something else on the other."""
+def misplaced(a: np.ndarray, b: np.ndarray, truth: np.ndarray | None = None) -> int:
+    """Number of elements that are NaN, +infinity or -infinity on one side and something else on the other.
+
+    Where a finite `truth` is given and both have left the range, which of the three they are is an accident of order.
+    """
     finite = np.isfinite(a), np.isfinite(b)
     if finite[0].all() and finite[1].all():
         return 0
     a, b = wide(a), wide(b)
     same = (np.isnan(a) & np.isnan(b)) | (finite[0] & finite[1]) | (a == b)
+    if truth is not None:
+        same |= np.isfinite(truth) & ~finite[0] & ~finite[1]
     return int(np.count_nonzero(~same))
 
 

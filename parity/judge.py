@@ -146,7 +146,7 @@ class Judge:
             if min(errors) == np.inf:
                 whose = f"both have left the range of {precision}, or are not zero where their float64 is"
             bound = Bound(bound.value, f"{whose}: {bound.derivation}")
-            rows.append(self._row(low, name, precision, errors[worse], bound, values[1]))
+            rows.append(self._row(low, name, precision, errors[worse], bound, values[1], truths[0]))
         return rows
 
     def operation(
@@ -179,10 +179,14 @@ class Judge:
         measured: float,
         bound: Bound,
         values: Sequence[np.ndarray],
+        truth: Sequence[np.ndarray] = (),
         cap: float = 1.0,
     ) -> Row:
         """A verdict: FAIL above the bound or for misplaced infinities, ABSTAIN where the bound is the tensor itself."""
-        wrong = sum(misplaced(a[name], b[name]) for a, b in zip(batches.reference, batches.candidate, strict=True))
+        wrong = sum(
+            misplaced(a[name], b[name], truth[index] if truth else None)
+            for index, (a, b) in enumerate(zip(batches.reference, batches.candidate, strict=True))
+        )
         total = sum(array.size for array in values)
         left_out = sum(int(np.count_nonzero(~np.isfinite(wide(array)))) for array in values)
         derivation, verdict = bound.derivation, "PASS"

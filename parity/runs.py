@@ -125,6 +125,8 @@ def named_arrays(what: str, given: Any) -> dict[str, np.ndarray]:
     for name, array in arrays.items():
         if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
             raise ParityUsageError(f"{what}: arrays of numbers, got {name!r} of type {array.dtype}; convert it")
+        if array.dtype.kind in "iu" and array.size and max(-int(array.min()), int(array.max())) >= 2**31:
+            raise ParityUsageError(f"{what}: whole numbers of 32 bits, which is what JAX has, got more in {name!r}")
     return arrays
 
 

@@ -25,12 +25,15 @@ def gradient_streams(seed: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES) 
 
     def draw(low: float, high: float, zeros: float = 0.0) -> list[Arrays]:
         stream: list[Arrays] = []
+        # an eighth never has a gradient at all, as rows of an embedding that no token reaches
+        reached = {name: generator.random(shape) >= zeros / 4 for name, shape in shapes.items()}
         for _ in range(STREAM_STEPS):
             step: dict[str, np.ndarray] = {}
             for name, shape in shapes.items():
                 size = np.exp(generator.uniform(np.log(low), np.log(high), shape))
                 sign = generator.choice([-1.0, 1.0], shape)
-                step[name] = (size * sign * (generator.random(shape) >= zeros)).astype(np.float32)
+                given = reached[name] & (generator.random(shape) >= zeros)
+                step[name] = (size * sign * given).astype(np.float32)
             stream.append(step)
         return stream
 

@@ -593,6 +593,10 @@ def test_arrays_of_a_framework_are_inputs_too_and_others_are_told_so() -> None:
         check(replace(PAIR, inputs=np.zeros((4, 5))), SHORT)
     with pytest.raises(ParityUsageError, match="weights: arrays of numbers, got 'w' of type <U5; convert it"):
         check(replace(PAIR, weights={"w": "words"}), SHORT)
+    with pytest.raises(
+        ParityUsageError, match="inputs: whole numbers of 32 bits, which is what JAX has, got more in 'x'"
+    ):
+        check(replace(PAIR, inputs={"x": np.array([2**31])}), SHORT)
 
 
 def test_an_optax_transformation_will_do_and_an_optimizer_of_other_parameters_will_not() -> None:
