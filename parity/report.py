@@ -64,6 +64,9 @@ METHODS = {
 }
 
 WIDTH_FOR_NAMES = 110
+WIDTH_FOR_NUMBERS = 72
+#: Three figures and the verdict of a row, with the space between them.
+WIDTH_OF_FIGURES = 3 * (len("headroom") + 2) + len("ABSTAIN") + 4
 
 
 def to_text(result: Result, width: int = 100) -> str:
@@ -91,7 +94,7 @@ def _parts(result: Result, width: int) -> Iterator[RenderableType]:
     for title, question, rows in _sections(result.rows):
         yield Text()
         yield paragraph(f"{title}  {question}", "bold")
-        yield _table(rows, wide=width >= WIDTH_FOR_NAMES)
+        yield _table(rows, width)
         yield paragraph(_tightest(rows), "dim")
     for text, style in _findings(result):
         yield Text()
@@ -140,26 +143,26 @@ def _urgency(row: Row) -> tuple[int, float]:
     return order.get(row.verdict, 3), row.headroom if row.measured == row.measured else 0.0
 
 
-def _table(rows: list[Row], wide: bool) -> Table:
+def _table(rows: list[Row], width: int) -> Table:
+    """A line per group; narrow terminals lose how many tensors it has, wide ones gain the name of the tightest."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("tensors", no_wrap=True, overflow="ellipsis")
-    for name in ("number", "measured", "bound", "headroom"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    narrow = width < WIDTH_FOR_NUMBERS  # then the names give way, which rich would not see by itself
+    names_width = width - WIDTH_OF_FIGURES if narrow else None
+    table.add_column("tensors", no_wrap=True, overflow="ellipsis", max_width=names_width)
+    for name in ("measured", "bound", "headroom") if narrow else ("number", "measured", "bound", "headroom"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=0 if name == "number" else len("headroom"))
     table.add_column("", no_wrap=True, min_width=len("ABSTAIN"))
-    if wide:
+    if width >= WIDTH_FOR_NAMES:
         table.add_column("least headroom", no_wrap=True, overflow="ellipsis", style="dim")
     for row, count in worst_by_group(rows):
-        verdict = Text(row.verdict, style=STYLES[row.verdict])
-        cells: list[RenderableType] = [
-            row.group,
-            str(count),
-            _figure(row, row.measured),
-            _figure(row, row.bound),
-            _headroom(row),
-            verdict,
-        ]
-        own_name = "" if row.name == row.group else row.name.rsplit(" ", 1)[-1]
-        table.add_row(*cells, *([own_name] if wide else []))
+        cells: list[RenderableType] = [row.group]
+        if not narrow:
+            cells.append(str(count))
+        cells += [_figure(row, row.measured), _figure(row, row.bound), _headroom(row)]
+        cells.append(Text(row.verdict, style=STYLES[row.verdict]))
+        if width >= WIDTH_FOR_NAMES:
+            cells.append("" if row.name == row.group else row.name.rsplit(" ", 1)[-1])
+        table.add_row(*cells)
     return table
 
 

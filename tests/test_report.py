@@ -150,6 +150,12 @@ def test_headroom_is_readable_at_any_size(measured, shown):
     assert line.split()[-2] == shown
 
 
+@pytest.mark.parametrize("width", [44, 60, 80])
+def test_the_verdict_of_a_row_is_never_cut(width):
+    lines = [line for line in to_text(result(row(verdict="ABSTAIN")), width).splitlines() if "1.0e-16" in line]
+    assert [line.split()[-4:] for line in lines] == [["1.0e-16", "1.0e-14", "100.0x", "ABSTAIN"]]
+
+
 def test_wide_terminals_name_the_tensor():
     assert "layers.3.attention.q_proj.weight" not in to_text(result(row()), 80).split("least headroom:")[0]
     assert re.search(r"PASS +layers\.3\.attention\.q_proj\.weight$", to_text(result(row()), 120), re.MULTILINE)
