@@ -159,12 +159,10 @@ def main(ctx: click.Context) -> None:
 
 
 @main.command()
-@click.argument("presets", nargs=-1, metavar="[PRESET]")
+@click.argument("targets", nargs=-1, metavar="[TARGET...]")
 @click.option("--weights", metavar="DIR", help="A Hugging Face checkpoint folder in place of a preset.")
 @click.option("--text", metavar="FILE", help="Text to read.  [default: Python's own sources]")
-@click.option(
-    "--batch", type=Whole(1), default=2, show_default=True, help="Sequences per batch; the last one is padded."
-)
+@click.option("--batch", type=Whole(1), help="Sequences per batch; the last one is padded.  [default: 2]")
 @click.option("--seq", type=Whole(4), help="Tokens per sequence.  [default: 128, or the model's maximum]")
 @click.option("--batches", type=Whole(1), help="Batches whose errors are pooled.  [default: 8, fewer for large models]")
 @click.option("--steps", type=Whole(0), default=3, show_default=True, help="AdamW steps.")
@@ -184,21 +182,20 @@ def main(ctx: click.Context) -> None:
 @click.option("--json", "json_path", metavar="PATH", help="Write every figure as JSON; - is standard output.")
 @click.option("--no-color", is_flag=True, help="Plain text (so does the variable NO_COLOR).")
 @click.option("--debug", is_flag=True, help="A traceback before the line of an error.")
-def check(presets: tuple[str, ...], json_path: str | None, no_color: bool, debug: bool, **options: Any) -> int:
-    """Prove jaxcore and torchref the same function, on real text.
+def check(targets: tuple[str, ...], json_path: str | None, no_color: bool, debug: bool, **options: Any) -> int:
+    """Prove two implementations the same function.
 
-    PRESET is tiny (the default), tiny-llama, tiny-qwen3, tiny-bert, gpt2, llama3-8b, bert-base ...: `parity check list`
-    names them all.
+    TARGET is a preset of the pair that ships, on real text: tiny (the default), tiny-llama, tiny-qwen3, tiny-bert,
+    gpt2, llama3-8b, bert-base ... (`parity check list` names them all); or a parity.Pair of your own: file.py,
+    file.py:NAME or module:NAME, where NAME is a Pair, a list of Pairs or a function that returns one.
     """
     del debug  # read by Commands.main
-    if len(presets) > 1:
-        raise ParityUsageError(f"PRESET: one at a time, got {' '.join(presets)}; call the command once for each")
     # OpenMP threads that wait actively take the cores from XLA's: three times the processor time on two cores
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from .commands import run_check
 
     return run_check(
-        preset=presets[0] if presets else None,
+        targets=targets,
         json_path=json_path,
         plain=no_color or bool(os.environ.get("NO_COLOR")),
         **options,

@@ -5,43 +5,81 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from .errors import ParityUsageError
-from .limits import default_batches, refuse_what_does_not_fit, require_device, return_freed_memory
+from .limits import POOLED_BATCHES, default_batches, refuse_what_does_not_fit, require_device, return_freed_memory
 from .options import Options
-from .output import destination_of, showing, write_result
+from .output import STDOUT, destination_of, showing, write_result, write_results
 from .pair import Pair
+from .targets import is_own, load_pairs
 from .verdict import check
 
 DEFAULT_PRESET = "tiny"
+DEFAULT_BATCH = 2
 DEFAULT_SEQ = 128
+#: Options that a Pair of the caller's own has no use for, and those that every check has.
+PRESET_OPTIONS = ("weights", "text", "batch", "seq", "kernel", "settings", "shrink")
+COMMON_OPTIONS = ("steps", "seed", "device")
 #: More text than any check reads, so that a long file is not tokenized to its end.
 TOKENIZED_BYTES = 200_000
 
 
-def run_check(*, json_path: str | None, plain: bool, plant: str | None, **words: Any) -> int:
+def run_check(*, targets: tuple[str, ...], json_path: str | None, plain: bool, plant: str | None, **words: Any) -> int:
     """`parity check`; returns the exit status."""
     from .faults import describe_faults, plant_fault
 
     if plant == "list":
         print(describe_faults())
         return 0
-    if words["preset"] == "list":
+    if targets == ("list",):
         print(describe_presets())
         return 0
     planted = [plant_fault(plant).describe(plant)] if plant is not None else []
     return_freed_memory()
     destination = destination_of(json_path)
-    pair, options = build_pair(**words)
-    pair = replace(pair, notes=(*planted, *pair.notes))
-    with showing(plain) as progress:
-        result = check(pair, options, progress)
-    write_result(result, destination, plain)
-    return result.exit_status
+    # every target is understood before the first one is checked
+    work = [each for target in targets or (DEFAULT_PRESET,) for each in build_target(target, words, bool(targets))]
+    results = []
+    for pair, options in work:
+        with showing(plain) as progress:
+            result = check(replace(pair, notes=(*planted, *pair.notes)), options, progress)
+        results.append(result)
+        write_result(result, destination if len(work) == 1 else None, plain, quiet=destination == STDOUT)
+    if len(work) > 1:
+        write_results(results, destination, plain)
+    return max((result.exit_status for result in results), key=(0, 3, 1).index)
+
+
+def build_target(target: str, words: Mapping[str, Any], named: bool) -> list[tuple[Pair, Options]]:
+    """The checks of one target: a preset, or every pair of the caller's own code.
+
+    Raises:
+        ParityUsageError: it cannot be had, or an option is given that only a preset has.
+    """
+    if not is_own(target):
+        preset = target if named else None
+        return [build_pair(preset=preset, **{"batch": DEFAULT_BATCH, **_given(words)})]
+    if surplus := [name for name in PRESET_OPTIONS if words[name]]:
+        flag = {"settings": "set"}.get(surplus[0], surplus[0])
+        raise ParityUsageError(
+            f"--{flag}: only with a preset, got {target}; the Pair has weights and inputs of its own"
+        )
+    require_device(words["device"])
+    options = Options(batches=words["batches"] or POOLED_BATCHES, **{name: words[name] for name in COMMON_OPTIONS})
+    return [(pair, _with_precisions(options, words["dtypes"])) for pair in load_pairs(target)]
+
+
+def _given(words: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in words.items() if name != "batch" or value is not None}
+
+
+def _with_precisions(options: Options, dtypes: Sequence[str]) -> Options:
+    precisions = tuple(dict.fromkeys(dtype for dtype in dtypes if dtype != "float64"))
+    return replace(options, precisions=precisions) if dtypes else options
 
 
 def build_pair(
@@ -88,9 +126,7 @@ def build_pair(
         device=device,
         changes=" ".join((*(["--shrink"] if shrink else []), *(f"--set {setting}" for setting in settings))),
     )
-    precisions = tuple(dict.fromkeys(dtype for dtype in dtypes if dtype != "float64"))
-    options = Options(batches=batches, steps=steps, seed=seed, device=device)
-    return pair, replace(options, precisions=precisions) if dtypes else options
+    return pair, _with_precisions(Options(batches=batches, steps=steps, seed=seed, device=device), dtypes)
 
 
 def find_model(preset: str | None, weights: str | None, shrink: bool) -> tuple[str, Any, Any, str]:

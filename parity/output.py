@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
 from .errors import ParityUsageError
-from .report import print_report
+from .report import STYLES, print_report
 from .result import Result
 
 STDOUT = "-"
@@ -30,8 +30,8 @@ def showing(plain: bool) -> Iterator[Callable[[str], None]]:
         yield lambda message: status.update(f"[{time.perf_counter() - started:.0f} s] {message}")
 
 
-def write_result(result: Result, destination: Path | str | None, plain: bool) -> None:
-    """JSON to where it was asked for, whole or not at all; the report to standard output unless JSON went there."""
+def write_result(result: Result, destination: Path | str | None, plain: bool, quiet: bool = False) -> None:
+    """JSON to where it was asked for, whole or not at all; the report to standard output unless JSON goes there."""
     if destination == STDOUT:
         print(result.to_json())
         return
@@ -39,7 +39,24 @@ def write_result(result: Result, destination: Path | str | None, plain: bool) ->
         if destination is not None:
             write_whole(Path(destination), result.to_json() + "\n")
     finally:  # a disk that is full does not cost the report as well
-        print_report(Console(color_system=None if plain else "auto", highlight=False), result)
+        if not quiet:
+            print_report(Console(color_system=None if plain else "auto", highlight=False), result)
+
+
+def write_results(results: Sequence[Result], destination: Path | str | None, plain: bool) -> None:
+    """Several targets at once: a line each after their reports, and one JSON array."""
+    document = f"[{', '.join(result.to_json() for result in results)}]"
+    if destination == STDOUT:
+        print(document)
+        return
+    console = Console(color_system=None if plain else "auto", highlight=False)
+    console.print()
+    for result in results:
+        console.print(
+            f"{result.verdict:8}{result.rung or '':16}{result.target}", style=STYLES[result.verdict], markup=False
+        )
+    if destination is not None:
+        write_whole(Path(destination), document + "\n")
 
 
 def destination_of(path: str | None) -> Path | str | None:
