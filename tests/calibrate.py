@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import re
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import click
 import numpy as np
@@ -25,15 +24,20 @@ def kind_of(name: str) -> str:
     return (found[1] or found[2]) if found else "output"
 
 
-def figures(seed: int, index: int) -> tuple[str, list[Figure]]:
-    """What went wrong with one random pair ("" for nothing), and every row."""
+def figures(job: tuple[int, int]) -> tuple[int, str, list[Figure]]:
+    """One random pair, by the seed of its hundred and its place: what went wrong ("" for nothing), and every row."""
+    seed, index = job
     result = random_check(random_configs(seed)[index], index)
     alarm = "" if (result.verdict, result.rung) == ("PASS", "same-function") else result.reason
-    return alarm, [
-        (row.stage, kind_of(row.name), row.name, row.measured / row.bound, row.verdict)
-        for row in result.rows
-        if row.bound
-    ]
+    return (
+        index,
+        alarm,
+        [
+            (row.stage, kind_of(row.name), row.name, row.measured / row.bound, row.verdict)
+            for row in result.rows
+            if row.bound
+        ],
+    )
 
 
 def table(found: list[Figure]) -> Iterator[str]:
@@ -54,14 +58,11 @@ def table(found: list[Figure]) -> Iterator[str]:
 def main(seed: int, count: int) -> None:
     """Check random pairs and print the table."""
     found: list[Figure] = []
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=spawn, max_tasks_per_child=10) as pool:
-        jobs = {pool.submit(figures, seed, index): index for index in range(count)}
-        for done in as_completed(jobs):
-            alarm, rows = done.result()
+    # not concurrent.futures: in Python 3.11 its pool hangs when it replaces a worker that has done its share
+    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=10) as pool:
+        for index, alarm, rows in pool.imap_unordered(figures, [(seed, index) for index in range(count)]):
             found += rows
-            if alarm:
-                click.echo(f"config {jobs[done]} of seed {seed}: {alarm}", err=True)
+            click.echo(f"config {index} of seed {seed}: {alarm or 'passes'}", err=True)
     click.echo("\n".join(table(found)))
 
 
