@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from .bounds import Bound, optimizer_floor, path_floor
-from .compare import errors_by_name, keep_largest, same_bits
+from .compare import errors_by_name, keep_largest
 from .errors import ParityUsageError
 from .formats import FORMATS
 from .islands import Island
 from .judge import Batches, Errors, Judge
+from .kinds import all_same_bits, kinds_of, only_one_keeps, step_kinds
 from .options import Options
 from .pair import Pair
 from .result import Row
@@ -26,6 +27,9 @@ from .sums import longest_sum, summation_factor
 
 Progress = Callable[[str], None]
 Twin = Callable[[Arrays], Arrays]
+
+#: Between the rounding of float64, which another order of a sum may change, and a value.
+CHANCE = 2.0**-26
 
 #: Runs from weights one ulp away: two already bound clean training runs, four are recommended (docs/numerics.md).
 TWINS = 4
@@ -90,13 +94,25 @@ class Stages:
         self.progress("float64: outputs and gradients")
         weights = self.pair.weights
         self.exact = self.sides.run(weights, self.pooled, "float64")
+        self._refuse_chance()
         low = self.sides.reference_run(weights, self.pooled, "float32")
-        outputs, gradients = _kinds(self.exact)
+        outputs, gradients = kinds_of(self.exact)
         rows = self.judge.same_function(outputs, [run.outputs for run in low])
         self.zero, one_sided = self.judge.zero_gradients(gradients, [run.gradients for run in low])
         if not self.options.grads:
             return rows
         return rows + one_sided + self.judge.same_function(gradients, [run.gradients for run in low], self.zero)
+
+    def _refuse_chance(self) -> None:
+        """The first batch once more: what differs by more than the order of a sum is drawn at random."""
+        again = self.sides.run(self.pair.weights, self.pooled[:1], "float64")
+        for label, (first, *_), (second, *_) in zip(self.sides.labels, self.exact, again, strict=True):
+            for name, gap in errors_by_name([second.outputs], [first.outputs]).items():
+                if gap > CHANCE:
+                    raise ParityUsageError(
+                        f"{label}: a function of its weights and inputs alone, got {name!r} that differs by {gap:.1g} "
+                        "between two runs; turn dropout off (module.eval()) or fix what it draws"
+                    )
 
     def model_steps(self) -> list[Row]:
         """Optimizer steps on the model's own gradients in float64."""
@@ -107,9 +123,9 @@ class Stages:
         self.trained = self.sides.train(self.path, self.stepped, "float64")
         low = self.sides.reference_train(self.path, self.stepped, "float32")
         self.notes = only_one_keeps(self.trained, self.sides.labels)
-        coarse = {each.kind: each.reference for each in _step_kinds("step", (low, low))}
+        coarse = {each.kind: each.reference for each in step_kinds("step", (low, low))}
         rows = []
-        for exact in _step_kinds("step", self.trained):
+        for exact in step_kinds("step", self.trained):
             rows += self.judge.same_function(exact, coarse[exact.kind], self.zero)
         return rows
 
@@ -130,8 +146,8 @@ class Stages:
         rows = []
         for name, stream in gradient_streams(self.options.seed, self.shapes).items():
             low = self.sides.reference_follow(path, stream, "float32")
-            coarse = {each.kind: each.reference for each in _step_kinds(f"{name} stream", (low, low))}
-            for exact in _step_kinds(f"{name} stream", self.sides.follow(path, stream, "float64")):
+            coarse = {each.kind: each.reference for each in step_kinds(f"{name} stream", (low, low))}
+            for exact in step_kinds(f"{name} stream", self.sides.follow(path, stream, "float64")):
                 rows += self.judge.same_function(exact, coarse[exact.kind])
         return rows
 
@@ -158,10 +174,10 @@ class Stages:
         pooled = [rounded(batch, precision) for batch in self.pooled]
         exact = self.sides.run(weights, pooled, "float64") if is_narrow(precision) else self.exact
         low = self.sides.run(weights, pooled, precision)
-        self.bitwise &= _all_same_bits(low)
-        truths, values = _kinds(exact), _kinds(low)
+        self.bitwise &= all_same_bits(low)
+        truths, values = kinds_of(exact), kinds_of(low)
         spreads = self._spreads(
-            truths, precision, lambda twin: _kinds(self.sides.run(twin(weights), pooled, precision))
+            truths, precision, lambda twin: kinds_of(self.sides.run(twin(weights), pooled, precision))
         )
         return [
             row
@@ -177,14 +193,14 @@ class Stages:
             self.path, self.trained = None, None  # from weights that this precision does not have
             self.path = self.sides.lead(weights, stepped, precision)
             self.trained = self.sides.train(self.path, stepped, "float64")
-        path, truths = self.path, _step_kinds("step", self.trained)
+        path, truths = self.path, step_kinds("step", self.trained)
 
         def twins(twin: Twin) -> Sequence[Batches]:
             points = [twin(point) for point in path.points]
-            return _step_kinds("step", self.sides.train(Path(points, path.units), stepped, precision))
+            return step_kinds("step", self.sides.train(Path(points, path.units), stepped, precision))
 
         spreads = self._spreads(truths, precision, twins)
-        values = _step_kinds("step", self.sides.train(path, stepped, precision))
+        values = step_kinds("step", self.sides.train(path, stepped, precision))
         return [
             row
             for truth, value, spread in zip(truths, values, spreads, strict=True)
@@ -199,7 +215,7 @@ class Stages:
         for name, drawn in gradient_streams(self.options.seed, self.shapes).items():
             stream = [rounded(gradient, precision) for gradient in drawn]
             exact, low = (
-                _step_kinds(f"{name} stream", self.sides.follow(path, stream, each)) for each in ("float64", precision)
+                step_kinds(f"{name} stream", self.sides.follow(path, stream, each)) for each in ("float64", precision)
             )
             for truth, values in zip(exact, low, strict=True):
                 # the moments never meet the bias correction that the floor allows for
@@ -259,40 +275,3 @@ def evaluated(
 def is_narrow(precision: str) -> bool:
     """A format of fewer significand bits than float32."""
     return FORMATS[precision].precision < FORMATS["float32"].precision
-
-
-def _kinds(runs: tuple[list[Run], list[Run]]) -> tuple[Batches, Batches]:
-    """Outputs and gradients of both sides."""
-    return (
-        Batches("output", *([run.outputs for run in side] for side in runs)),
-        Batches("gradient", *([run.gradients for run in side] for side in runs)),
-    )
-
-
-def _step_kinds(kind: str, trained: tuple[Trained, Trained]) -> list[Batches]:
-    """Movement and both moments of both sides, where the optimizer has them."""
-    kinds = []
-    for what in ("parameters", "mu", "nu"):
-        reference, candidate = (getattr(side, what) for side in trained)
-        if reference and candidate:  # `only_one_keeps` says where one has none
-            kinds.append(Batches(f"{kind} {what}", [reference], [candidate]))
-    return kinds
-
-
-def only_one_keeps(trained: tuple[Trained, Trained], labels: tuple[str, str]) -> tuple[str, ...]:
-    """A line for each moment that one optimizer keeps and the other has no counterpart of."""
-    notes = []
-    for what in ("mu", "nu"):
-        keeps = [bool(getattr(side, what)) for side in trained]
-        if any(keeps) and not all(keeps):
-            notes.append(f"only {labels[keeps.index(True)]}'s optimizer keeps {what}: not compared")
-    return tuple(notes)
-
-
-def _all_same_bits(runs: tuple[Sequence[Run], Sequence[Run]]) -> bool:
-    return all(
-        name in b and same_bits(a[name], b[name])
-        for reference, candidate in zip(*runs, strict=True)
-        for a, b in ((reference.outputs, candidate.outputs), (reference.gradients, candidate.gradients))
-        for name in a
-    )

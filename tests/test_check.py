@@ -583,6 +583,26 @@ def test_long_sums_over_a_batch_are_no_alarm_in_float32() -> None:
     assert check(replace(pair, inputs=long, loss=None, roundings=1), SHORT).verdict == "PASS"
 
 
+def test_dropout_that_is_left_on_is_told_as_such() -> None:
+    class Drops(Linear):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"hidden": torch.nn.functional.dropout(super().forward(x)["hidden"], 0.1, self.training)}
+
+    class Evaluates(Drops):
+        def __init__(self, parameters: Mapping[str, torch.Tensor]):
+            super().__init__(parameters)
+            self.eval()
+
+    candidate = Jax(lambda p, x: {"hidden": x @ p["w"] + p["b"]})
+    pair = replace(PAIR, reference=Torch(Drops), candidate=candidate, loss=None)
+    message = (
+        r"torch: a function of its weights and inputs alone, got 'hidden' that differs by \S+ between two runs; turn"
+    )
+    with pytest.raises(ParityUsageError, match=message):
+        check(pair, SHORT)
+    assert check(replace(pair, reference=Torch(Evaluates)), SHORT).verdict == "PASS"
+
+
 def test_arrays_of_a_framework_are_inputs_too_and_others_are_told_so() -> None:
     weights = {name: torch.from_numpy(value) for name, value in WEIGHTS.items()}
     given = {"x": jnp.asarray(inputs(np.random.default_rng(5))["x"])}

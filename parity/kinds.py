@@ -1,0 +1,46 @@
+"""What runs leave behind, sorted into the kinds that are judged alike: outputs, gradients, movements, moments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .compare import same_bits
+from .judge import Batches
+from .runs import Run, Trained
+
+
+def kinds_of(runs: tuple[list[Run], list[Run]]) -> tuple[Batches, Batches]:
+    """Outputs and gradients of both sides."""
+    return (
+        Batches("output", *([run.outputs for run in side] for side in runs)),
+        Batches("gradient", *([run.gradients for run in side] for side in runs)),
+    )
+
+
+def step_kinds(kind: str, trained: tuple[Trained, Trained]) -> list[Batches]:
+    """Movement and both moments of both sides, where the optimizer has them."""
+    kinds = []
+    for what in ("parameters", "mu", "nu"):
+        reference, candidate = (getattr(side, what) for side in trained)
+        if reference and candidate:  # `only_one_keeps` says where one has none
+            kinds.append(Batches(f"{kind} {what}", [reference], [candidate]))
+    return kinds
+
+
+def only_one_keeps(trained: tuple[Trained, Trained], labels: tuple[str, str]) -> tuple[str, ...]:
+    """A line for each moment that one optimizer keeps and the other has no counterpart of."""
+    notes = []
+    for what in ("mu", "nu"):
+        keeps = [bool(getattr(side, what)) for side in trained]
+        if any(keeps) and not all(keeps):
+            notes.append(f"only {labels[keeps.index(True)]}'s optimizer keeps {what}: not compared")
+    return tuple(notes)
+
+
+def all_same_bits(runs: tuple[Sequence[Run], Sequence[Run]]) -> bool:
+    return all(
+        name in b and same_bits(a[name], b[name])
+        for reference, candidate in zip(*runs, strict=True)
+        for a, b in ((reference.outputs, candidate.outputs), (reference.gradients, candidate.gradients))
+        for name in a
+    )
