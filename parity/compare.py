@@ -47,7 +47,8 @@ def _only(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 def misplaced(a: np.ndarray, b: np.ndarray, truth: np.ndarray | None = None) -> int:
     """Number of elements that are NaN, +infinity or -infinity on one side and something else on the other.
 
-    Where a finite `truth` is given and both have left the range, which of the three they are is an accident of order.
+    `truth` is given where both have left the range of their type: where it is finite, which elements did and what they
+    became is an accident of the last bit.
     """
     finite = np.isfinite(a), np.isfinite(b)
     if finite[0].all() and finite[1].all():
@@ -55,7 +56,7 @@ def misplaced(a: np.ndarray, b: np.ndarray, truth: np.ndarray | None = None) -> 
     a, b = wide(a), wide(b)
     same = (np.isnan(a) & np.isnan(b)) | (finite[0] & finite[1]) | (a == b)
     if truth is not None:
-        same |= np.isfinite(truth) & ~finite[0] & ~finite[1]
+        same |= np.isfinite(truth)
     return int(np.count_nonzero(~same))
 
 

@@ -143,10 +143,12 @@ class Judge:
             yardstick = max(errors[1 - worse], spread[1 - worse].get(name, 0.0))
             bound = accuracy_bound(yardstick, once, count, floor or path_floor(precision, self.roundings))
             whose = f"{self.labels[worse]} is further from its float64"
-            if min(errors) == np.inf:
+            left_range = min(errors) == np.inf
+            if left_range:
                 whose = f"both have left the range of {precision}, or are not zero where their float64 is"
             bound = Bound(bound.value, f"{whose}: {bound.derivation}")
-            rows.append(self._row(low, name, precision, errors[worse], bound, values[1], truths[0]))
+            truth = truths[0] if left_range else ()
+            rows.append(self._row(low, name, precision, errors[worse], bound, values[1], truth))
         return rows
 
     def operation(

@@ -38,6 +38,7 @@ def only_one_keeps(trained: tuple[Trained, Trained], labels: tuple[str, str]) ->
 
 
 def all_same_bits(runs: tuple[Sequence[Run], Sequence[Run]]) -> bool:
+    """Whether outputs and gradients of every batch are the same bits on both sides."""
     return all(
         name in b and same_bits(a[name], b[name])
         for reference, candidate in zip(*runs, strict=True)
