@@ -76,7 +76,12 @@ class Commands(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(BROKEN_PIPE)
         except (click.Abort, KeyboardInterrupt):
-            _stop("interrupted: a check runs to its end, got Ctrl-C; nothing was written, run it again", INTERRUPTED)
+            line = "interrupted: a check runs to its end, got Ctrl-C; nothing was written, run it again"
+            if args is not None:
+                _stop(line, INTERRUPTED)
+            # the shell's own call: the frameworks' threads are still at work, and would crash in the teardown
+            click.echo(f"error: {line}", err=True)
+            os._exit(INTERRUPTED)
         except Exception as error:
             if "--debug" in arguments:
                 traceback.print_exc()

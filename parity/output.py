@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -23,11 +26,49 @@ def showing(plain: bool) -> Iterator[Callable[[str], None]]:
     """Progress on standard error: a live line on a terminal, a line per stage elsewhere."""
     console = Console(stderr=True, color_system=None if plain else "auto", highlight=False)
     started = time.perf_counter()
-    if plain or not console.is_terminal or console.is_dumb_terminal:
-        yield lambda message: print(f"[{time.perf_counter() - started:5.1f} s] {message}", file=sys.stderr, flush=True)
+    with heeding_interrupts() as heed:
+        if plain or not console.is_terminal or console.is_dumb_terminal:
+
+            def tell(message: str) -> None:
+                heed()
+                print(f"[{time.perf_counter() - started:5.1f} s] {message}", file=sys.stderr, flush=True)
+
+            yield tell
+            return
+        with console.status("starting") as status:
+
+            def show(message: str) -> None:
+                heed()
+                status.update(f"[{time.perf_counter() - started:.0f} s] {message}")
+
+            yield show
+
+
+@contextmanager
+def heeding_interrupts() -> Iterator[Callable[[], None]]:
+    """Ctrl-C counts even where a library swallows it (a bare `except:` during an import, a finaliser).
+
+    Yields a function that raises KeyboardInterrupt if there has been one; so does the end of the block.
+    """
+    seen: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    def heed() -> None:
+        if seen:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield heed
         return
-    with console.status("starting") as status:
-        yield lambda message: status.update(f"[{time.perf_counter() - started:.0f} s] {message}")
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield heed
+        heed()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def write_result(result: Result, destination: Path | str | None, plain: bool, quiet: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -18,7 +19,7 @@ from parity.cli import explain, main
 from parity.commands import build_pair, change, count_parameters, find_preset
 from parity.errors import ParityUsageError
 from parity.limits import activation_bytes, default_batches, estimated_bytes, free_bytes
-from parity.output import destination_of, write_result, write_whole
+from parity.output import destination_of, showing, write_result, write_whole
 
 ONE_LINE = re.compile(r"error: [^\n]+?: [^\n]+, got [^\n]*; [^\n]+\n")
 SMALL = ["tiny-bert", "--batch", "2", "--seq", "8", "--batches", "1", "--steps", "1", "--dtype", "float32"]
@@ -240,6 +241,32 @@ def test_interrupted_is_one_line_and_nothing_written(tmp_path):
     assert len(lines) == 1
     assert ONE_LINE.fullmatch(lines[0])
     assert list(tmp_path.iterdir()) == []
+
+
+def swallowed() -> None:
+    """Ctrl-C inside a library that catches whatever comes."""
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("where", ["at the next stage", "at the end"])
+def test_an_interrupt_that_a_library_swallows_counts_all_the_same(where):
+    before = signal.getsignal(signal.SIGINT)
+    told = []
+
+    def check():
+        with showing(plain=True) as progress:
+            progress("first")
+            swallowed()
+            told.append("swallowed")
+            if where == "at the next stage":
+                progress("second")
+                told.append("second")
+
+    with pytest.raises(KeyboardInterrupt):
+        check()
+    assert told == ["swallowed"]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.fixture(scope="module")
