@@ -28,6 +28,9 @@ from .sums import longest_sum, summation_factor
 Progress = Callable[[str], None]
 Twin = Callable[[Arrays], Arrays]
 
+#: Draws of an operation's operands at least: over one draw of a few hundred elements its limit is exceeded by chance.
+DRAWS = 8
+
 #: Between the rounding of float64, which another order of a sum may change, and a value.
 CHANCE = 2.0**-26
 
@@ -248,7 +251,7 @@ class Stages:
         for operation in self.pair.operations:
             name = zlib.crc32(operation.name.encode())
             draws = []
-            for index in range(self.options.batches):
+            for index in range(max(DRAWS, self.options.batches)):
                 generator = np.random.Generator(np.random.PCG64([self.options.seed, index, name]))
                 draws.append(rounded(operation.draw(generator), precision))
             functions = (

@@ -19,6 +19,7 @@ from parity.pair import Jax, Operation, Torch
 from parity.pairs.operations import LOSS, ONE, TWO, operations
 from parity.result import Row
 from parity.sides import rounded
+from parity.stages import DRAWS
 
 GPT = ModelConfig(vocab_size=97, d_model=44, num_layers=1, num_heads=4, d_ff=53, max_seq_len=64)
 LLAMA = ModelConfig(
@@ -93,8 +94,10 @@ def test_every_operation_is_as_accurate_as_its_roundings_allow(config: ModelConf
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("seq", [4, 7, 64])
-@pytest.mark.parametrize("batches", [1, 8])
-def test_the_limits_hold_at_every_length_and_for_one_draw(seq: int, batches: int, precision: str) -> None:
+@pytest.mark.parametrize("batches", [DRAWS, 2 * DRAWS])
+def test_the_limits_hold_at_every_length_from_the_least_number_of_draws_on(
+    seq: int, batches: int, precision: str
+) -> None:
     for config in CONFIGS:
         for operation in operations(config, seq):
             row = judge(operation, precision, seed=1000 * seq + batches, batches=batches)
