@@ -61,8 +61,8 @@ def attend_fused(
     """The same function by the framework's kernel; `seen` None means causal without padding or window.
 
     Differs: kernels give a query that sees no key zeros, NaN or the mean of every value; here it reads every value and
-    the result is zeroed. The CPU's round inside their backward pass in 16 bits (and float16 does not compile), so that
-    those are widened and rounded once.
+    the result is zeroed. The CPU's round inside their backward pass in 16 bits (and JAX's does not compile in float16),
+    so that those are widened and rounded once.
     """
     dtype = q.dtype
     if fused_implementation(dtype) == "xla":

@@ -62,7 +62,7 @@ def build_target(target: str, words: Mapping[str, Any], named: bool) -> list[tup
     """
     if not is_own(target):
         preset = target if named else None
-        return [build_pair(preset=preset, **{"batch": DEFAULT_BATCH, **_given(words)})]
+        return [build_pair(preset=preset, **words)]
     if surplus := [name for name in PRESET_OPTIONS if words[name]]:
         flag = {"settings": "set"}.get(surplus[0], surplus[0])
         raise ParityUsageError(
@@ -71,10 +71,6 @@ def build_target(target: str, words: Mapping[str, Any], named: bool) -> list[tup
     require_device(words["device"])
     options = Options(batches=words["batches"] or POOLED_BATCHES, **{name: words[name] for name in COMMON_OPTIONS})
     return [(pair, _with_precisions(options, words["dtypes"])) for pair in load_pairs(target)]
-
-
-def _given(words: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in words.items() if name != "batch" or value is not None}
 
 
 def _with_precisions(options: Options, dtypes: Sequence[str]) -> Options:
@@ -87,7 +83,7 @@ def build_pair(
     preset: str | None,
     weights: str | None,
     text: str | None,
-    batch: int,
+    batch: int | None,
     seq: int | None,
     batches: int | None,
     steps: int,
@@ -109,6 +105,7 @@ def build_pair(
     name, config, parameters, weights_from = find_model(preset, weights, shrink)
     config = change(config, settings)
     config = replace(config, kernel=kernel) if kernel else config
+    batch = DEFAULT_BATCH if batch is None else batch
     seq = min(DEFAULT_SEQ, config.max_seq_len) if seq is None else seq
     count = count_parameters(config)
     batches = default_batches(count) if batches is None else batches

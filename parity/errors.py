@@ -9,3 +9,8 @@ class ParityUsageError(ValueError):
 
 class ParityError(AssertionError):
     """The two sides disagree; the message is the report."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its type where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

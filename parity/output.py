@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,18 @@ def showing(plain: bool) -> Iterator[Callable[[str], None]]:
     """Progress on standard error: a live line on a terminal, a line per stage elsewhere."""
     console = Console(stderr=True, color_system=None if plain else "auto", highlight=False)
     started = time.perf_counter()
-    with heeding_interrupts() as heed:
-        if plain or not console.is_terminal or console.is_dumb_terminal:
+    by_line = plain or not console.is_terminal or console.is_dumb_terminal
+    with heeding_interrupts() as heed, nullcontext() if by_line else console.status("starting") as status:
 
-            def tell(message: str) -> None:
-                heed()
-                print(f"[{time.perf_counter() - started:5.1f} s] {message}", file=sys.stderr, flush=True)
+        def tell(message: str) -> None:
+            heed()
+            seconds = time.perf_counter() - started
+            if status is None:
+                print(f"[{seconds:5.1f} s] {message}", file=sys.stderr, flush=True)
+            else:
+                status.update(f"[{seconds:.0f} s] {message}")
 
-            yield tell
-            return
-        with console.status("starting") as status:
-
-            def show(message: str) -> None:
-                heed()
-                status.update(f"[{time.perf_counter() - started:.0f} s] {message}")
-
-            yield show
+        yield tell
 
 
 @contextmanager

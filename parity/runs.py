@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ParityUsageError
+from .errors import ParityUsageError, first_line
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -142,10 +142,9 @@ def running(label: str, precision: str) -> Iterator[None]:
     except (ParityUsageError, MemoryError, ImportError):
         raise
     except Exception as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")
         raise ParityUsageError(
             f"{label}: a function that runs on these weights and inputs in {precision}, got {type(error).__name__}: "
-            f"{reason}; try it by itself, the traceback (--debug) shows where"
+            f"{first_line(error)}; try it by itself, the traceback (--debug) shows where"
         ) from error
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import ParityUsageError
+from .errors import ParityUsageError, first_line
 from .pair import Pair
 
 
@@ -82,5 +82,5 @@ def _attempted(rule: str, run: Any) -> Any:
     except ParityUsageError:
         raise
     except Exception as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise ParityUsageError(f"{rule}, got {type(error).__name__}: {reason}; --debug shows where") from error
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise ParityUsageError(f"{rule}, got {what}; --debug shows where") from error

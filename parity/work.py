@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .errors import first_line
+
 Counts = Mapping[str, Mapping[str, int | None]]
 
 #: XLA's own analysis has elementwise work in it too: shown, never compared.
@@ -63,7 +65,6 @@ def collect(methods: Sequence[tuple[str, str, Callable[[], int | None]]], label:
             found = count()
         except Exception as error:
             found = None
-            reason = next(iter(str(error).splitlines()), "")
-            notes.append(f"{label} by {method}: no count, {type(error).__name__}: {reason}")
+            notes.append(f"{label} by {method}: no count, {type(error).__name__}: {first_line(error)}")
         flops.setdefault(name, {})[method] = found
     return Work(flops, tuple(dict.fromkeys(notes)))

@@ -253,13 +253,19 @@ def test_whole_numbers_are_compared() -> None:
     assert (result.verdict, row(result, "best").measured) == ("FAIL", 1.0)
 
 
-def test_a_cast_to_float32_is_an_island_with_its_place() -> None:
-    def cast(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
-        hidden = jnp.tanh((jnp.matmul(x, parameters["w"]) + parameters["b"]).astype("float32")).astype(x.dtype)
+def cast_inside(dtype: str) -> Pair:
+    """The pair whose candidate computes its tanh in another type."""
+
+    def function(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        hidden = jnp.tanh((jnp.matmul(x, parameters["w"]) + parameters["b"]).astype(dtype)).astype(x.dtype)
         hidden = hidden * jnp.asarray(CONSTANT, x.dtype)
         return {"hidden": hidden, "loss": jnp.mean(hidden * hidden)}
 
-    result = check(replace(PAIR, candidate=replace(CANDIDATE, function=cast)), SHORT)
+    return replace(PAIR, candidate=replace(CANDIDATE, function=function))
+
+
+def test_a_cast_to_float32_is_an_island_with_its_place() -> None:
+    result = check(cast_inside("float32"), SHORT)
     assert (result.verdict, result.rung, result.exit_status) == ("PASS", "float32-island", 0)
     assert {(island.side, island.dtype) for island in result.islands} == {("jax", "float32")}
     assert any(island.source.startswith("test_check.py:") for island in result.islands)
@@ -308,12 +314,7 @@ def test_an_output_that_is_narrow_in_float64_is_judged_by_what_was_seen_and_not_
 
 
 def test_a_cast_to_bfloat16_is_no_island() -> None:
-    def cast(parameters: Mapping[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
-        hidden = jnp.tanh((jnp.matmul(x, parameters["w"]) + parameters["b"]).astype("bfloat16")).astype(x.dtype)
-        hidden = hidden * jnp.asarray(CONSTANT, x.dtype)
-        return {"hidden": hidden, "loss": jnp.mean(hidden * hidden)}
-
-    result = check(replace(PAIR, candidate=replace(CANDIDATE, function=cast)), SHORT)
+    result = check(cast_inside("bfloat16"), SHORT)
     assert (result.verdict, result.rung) == ("FAIL", "different")
     assert result.reason.endswith("bfloat16 was seen in jax, which is less than float32")
 

@@ -18,7 +18,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, primitives
 from jax.interpreters import partial_eval  # not covered by JAX's promise of stability: used in `live` alone
 
 from parity.account.convolution import convolution_taps
-from parity.errors import ParityUsageError
+from parity.errors import ParityUsageError, first_line
 
 Rule = Callable[[JaxprEqn], int]
 
@@ -246,7 +246,7 @@ def lowered_flops(function: Callable[..., Any], *args: Any) -> LoweredCost:
             with jax.default_device(jax.devices("cpu")[0]):
                 answer = jax.jit(partial(function)).lower(*shapes).cost_analysis()  # partial: no cached lowering
         except (RuntimeError, NotImplementedError, ValueError) as error:
-            notes.append(f"which failed: {next(iter(str(error).splitlines()), type(error).__name__)}")
+            notes.append(f"which failed: {first_line(error)}")
     return normalise(answer, count_loops(live(traced.jaxpr.jaxpr)), notes)
 
 

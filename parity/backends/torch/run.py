@@ -109,8 +109,7 @@ class TorchRunner:
             module(**inputs)
 
         def forward_backward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
-            outputs = named_outputs(self.label, module(**inputs), self.loss)
-            (_project(outputs) if self.loss is None else outputs[self.loss]).backward()
+            self._backward(module, inputs, lifted=False)
 
         def counted(function: Callable[..., None]) -> Callable[[], int]:
             return lambda: count.counted_flops(function, self._module(weights, "float32"), inputs)
