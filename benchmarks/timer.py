@@ -134,7 +134,7 @@ def pair_works(preset: str, batch: int, seq: int, precision: str) -> tuple[Work,
     import torch
 
     from parity.commands import find_preset, read_source
-    from parity.pairs.transformer import transformer_pair
+    from parity.pairs.transformer import torch_module, transformer_pair
 
     config = find_preset(preset)
     pair = transformer_pair(preset, config, read_source(None, None, config), batch=batch, seq=seq)
@@ -148,7 +148,8 @@ def pair_works(preset: str, batch: int, seq: int, precision: str) -> tuple[Work,
 
     gradient = jax.jit(jax.value_and_grad(lambda parameters: scalar(pair.candidate.function(parameters, **inputs))))
     dtype = getattr(torch, precision)
-    module = pair.reference.build({name: torch.tensor(value, dtype=dtype) for name, value in pair.weights.items()})
+    module = torch_module(config, {name: each.shape for name, each in pair.weights.items()})
+    module.load_state_dict({name: torch.tensor(each, dtype=dtype) for name, each in pair.weights.items()}, assign=True)
     tensors = {name: torch.tensor(value) for name, value in drawn.items()}
 
     def torch_step() -> None:

@@ -9,22 +9,27 @@ if TYPE_CHECKING:
     from .errors import ParityError, ParityUsageError
     from .islands import Island
     from .options import Options
-    from .pair import Jax, Operation, Pair, Torch
+    from .pair import Equinox, Factory, Jax, Linen, Operation, Pair, Torch
     from .result import Result, Row
     from .verdict import check
+    from .weights.weight_map import WeightMap
 
 _HOME = {
     "options": ("Options",),
     "errors": ("ParityError", "ParityUsageError"),
     "islands": ("Island",),
-    "pair": ("Jax", "Operation", "Pair", "Torch"),
+    "pair": ("Equinox", "Factory", "Jax", "Linen", "Operation", "Pair", "Torch"),
     "result": ("Result", "Row"),
     "verdict": ("check",),
+    "weights.weight_map": ("WeightMap",),
 }
 
 __all__ = [
+    "Equinox",
+    "Factory",
     "Island",
     "Jax",
+    "Linen",
     "Operation",
     "Options",
     "Pair",
@@ -33,6 +38,7 @@ __all__ = [
     "Result",
     "Row",
     "Torch",
+    "WeightMap",
     "check",
 ]
 

@@ -26,7 +26,7 @@ from .compare import (
     wide,
 )
 from .result import Row
-from .runs import Arrays, is_float
+from .runs import INPUT, Arrays, is_float
 
 Errors = Mapping[str, float]
 
@@ -62,12 +62,13 @@ class Judge:
     """Makes rows for one pair.
 
     `labels` are the names of reference and candidate; `roundings` counts the products along the longest path, `sums` is
-    the `summation_factor`.
+    the `summation_factor`; `rounds` is False for a function of whole numbers alone.
     """
 
     labels: tuple[str, str]
     roundings: int
     sums: float = 1.0
+    rounds: bool = True
 
     def same_function(self, exact: Batches, low: Sequence[Arrays], zero: frozenset[str] = frozenset()) -> list[Row]:
         """float64 against float64, the reference's own float32 error setting the scale (bounds.float64_bound)."""
@@ -101,7 +102,7 @@ class Judge:
             norms = [pooled([rms(array) for array in side]) for side in sides]
             vanishes = [norm <= bound.value for norm in norms]
             if all(vanishes):
-                vanished += 1
+                vanished += not name.startswith(INPUT)
                 if noise:  # an exact zero carries none, and is compared
                     zero.add(name)
             elif any(vanishes):
@@ -109,7 +110,7 @@ class Judge:
                 without, having = self.labels if vanishes[0] else self.labels[::-1]
                 bound = Bound(bound.value, f"{without}'s is zero and {having}'s is not; {bound.derivation}")
                 rows.append(self._row(exact, name, "float64", max(norms), bound, sides[1]))
-        if vanished and vanished == len(exact.reference[0]):
+        if vanished and vanished == sum(not name.startswith(INPUT) for name in exact.reference[0]):
             first = next(exact.names())
             why = Bound(0.0, "every gradient is zero on both sides, so that the loss depends on no parameter")
             row = self._row(exact, first, "float64", 0.0, why, [batch[first] for batch in exact.candidate])
@@ -149,7 +150,26 @@ class Judge:
             bound = Bound(bound.value, f"{whose}: {bound.derivation}")
             truth = truths[0] if left_range else ()
             rows.append(self._row(low, name, precision, errors[worse], bound, values[1], truth))
-        return rows
+        return rows + [self._same_choices(exact, low, name, precision) for name in low.names(floating=False)]
+
+    def _same_choices(self, exact: Batches, low: Batches, name: str, precision: str) -> Row:
+        """Whole numbers and truth values of each side against its float64 run, the worse side's.
+
+        Rounding may turn what is as good as tied (argmax, top-k, routing): then nothing is said.
+        """
+        shares = [
+            pooled([different(a[name], b[name]) for a, b in zip(values, truths, strict=True)])
+            for values, truths in ((low.reference, exact.reference), (low.candidate, exact.candidate))
+        ]
+        worse = int(shares[1] > shares[0])
+        why = f"{self.labels[worse]}: no float, every element that of its float64 run"
+        row = self._row(low, name, precision, shares[worse], Bound(0.0, why), [each[name] for each in low.candidate])
+        if row.verdict == "FAIL" and self.rounds:
+            what = (
+                f"{shares[worse]:.1%} of {self.labels[worse]}'s are not those of float64: ties, or nearer than rounding"
+            )
+            return replace(row, verdict="ABSTAIN", derivation=what)
+        return row
 
     def operation(
         self,

@@ -13,7 +13,7 @@ def kinds_of(runs: tuple[list[Run], list[Run]]) -> tuple[Batches, Batches]:
     """Outputs and gradients of both sides."""
     return (
         Batches("output", *([run.outputs for run in side] for side in runs)),
-        Batches("gradient", *([run.gradients for run in side] for side in runs)),
+        Batches("gradient", *([run.derivatives for run in side] for side in runs)),
     )
 
 

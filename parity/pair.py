@@ -9,39 +9,89 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
+    from .weights import WeightMap
+
     Arrays = Mapping[str, np.ndarray]
-    Batches = Callable[[np.random.Generator], Arrays]
+    Batch = Mapping[str, Any] | tuple[Any, ...]
+    Batches = Callable[[np.random.Generator], Batch]
 
 
 @dataclass(frozen=True)
 class Jax:
-    """A JAX implementation as a pure function.
+    """A JAX implementation: `function(params, *inputs)`, `function(*inputs)` without parameters, or an nnx.Module.
 
-    `function(parameters, **inputs)` returns a dict of arrays and computes in the type of its parameters; `optimizer` is
-    an optax transformation or a function that returns one.
+    Args:
+        function: pure; it computes in the type of its parameters and inputs, and returns arrays in any containers.
+        params: any pytree; None where the pair gives the weights, or where there are none.
+        label: what the report calls it.
+        optimizer: an optax transformation, or a function that returns one.
+        call: for a module, `call(module, *inputs)` instead of `module(*inputs)`.
     """
 
-    function: Callable[..., Mapping[str, Any]]
+    function: Any
+    params: Any = None
     label: str = "jax"
     optimizer: Any = None
+    call: Callable[..., Any] | None = None
+    framework: str = field(default="jax", init=False)
+
+
+@dataclass(frozen=True)
+class Linen:
+    """A flax.linen module and its variables; a dtype that it was given is replaced in float64 and 16-bit runs."""
+
+    module: Any
+    variables: Mapping[str, Any]
+    label: str = "linen"
+    optimizer: Any = None
+    call: Callable[..., Any] | None = None
+    framework: str = field(default="jax", init=False)
+
+
+@dataclass(frozen=True)
+class Equinox:
+    """An equinox module, which takes one example unless `call(module, *inputs)` maps it over a batch."""
+
+    module: Any
+    label: str = "equinox"
+    optimizer: Any = None
+    call: Callable[..., Any] | None = None
     framework: str = field(default="jax", init=False)
 
 
 @dataclass(frozen=True)
 class Torch:
-    """A PyTorch implementation as a recipe for a module.
+    """A PyTorch implementation: an nn.Module, `function(params, *inputs)`, or `function(*inputs)` without parameters.
 
-    `build(parameters)` returns an nn.Module with those named parameters, `module(**inputs)` a dict of tensors,
-    `optimizer(parameters)` a torch.optim.Optimizer.
+    Args:
+        function: what is run, eagerly; in the mode (train or eval) in which a module stands.
+        params: tensors in dicts, lists or tuples; None where the pair gives the weights, or where there are none.
+        label: what the report calls it.
+        optimizer: `optimizer(parameters)` returns a torch.optim.Optimizer.
+        call: for a module, `call(module, *inputs)` instead of `module(*inputs)`.
     """
 
-    build: Callable[[Mapping[str, Any]], Any]
+    function: Any
+    params: Any = None
     label: str = "torch"
     optimizer: Callable[[Any], Any] | None = None
+    call: Callable[..., Any] | None = None
     framework: str = field(default="torch", init=False)
 
 
-Side = Jax | Torch
+@dataclass(frozen=True)
+class Factory:
+    """An implementation that has to be made anew for each precision: `make(dtype: np.dtype)` returns any other side.
+
+    `label` and `optimizer` are those of the side that is made unless they are given here.
+    """
+
+    make: Callable[[Any], Any]
+    label: str | None = None
+    optimizer: Any = None
+
+
+Side = Jax | Linen | Equinox | Torch | Factory
 
 
 @dataclass(frozen=True)
@@ -66,11 +116,15 @@ class Pair:
 
     Args:
         name: what the report calls it.
-        reference: the side whose own rounding sets the scale of every bound.
+        reference: the side whose own rounding sets the scale of every bound: an nn.Module, an nnx.Module or an
+            equinox.Module as it stands, or one of Jax, Torch, Linen, Equinox and Factory.
         candidate: the side that is asked whether it is the same function.
-        weights: every parameter by name, given to both sides alike.
-        inputs: one batch by name, or a function of a NumPy Generator that returns one.
-        loss: the name of the scalar output to differentiate; None: a fixed random projection of every float output.
+        weights: "loaded": both sides hold the same numbers already, under any names and in any layout, which is proved
+            first; a WeightMap that makes the candidate's out of the reference's; or every parameter by name, given to
+            both sides alike.
+        inputs: one batch, a tuple or dict of arrays, or a function of a NumPy Generator that returns one.
+        loss: what is differentiated: the name of a scalar output; a function of the outputs, or two of them (reference,
+            candidate) where it needs a framework; None: a fixed random projection of every float output.
         operations: what is judged one by one in the 16-bit formats.
         roundings: the number of products added along the longest path through the model, for the unit-roundoff floor.
         formula: matmul FLOPs of one batch by a formula, "forward" and "forward_backward"; None: only counted.
@@ -78,11 +132,11 @@ class Pair:
     """
 
     name: str
-    reference: Side
-    candidate: Side
-    weights: Arrays
-    inputs: Batches | Arrays
-    loss: str | None = None
+    reference: Any
+    candidate: Any
+    weights: str | WeightMap | Arrays = "loaded"
+    inputs: Batches | Batch = ()
+    loss: str | Callable[..., Any] | tuple[Callable[..., Any], Callable[..., Any]] | None = None
     operations: Sequence[Operation] = ()
     roundings: int = 1
     formula: Mapping[str, int] | None = None

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .errors import ParityUsageError, first_line
+from .pair import Pair
+from .trees import is_array, leaves, to_array
 
 Arrays = Mapping[str, np.ndarray]
+Loss = str | Callable[..., Any] | None
+
+#: The name of an output that stands by itself.
+SINGLE = "output"
+#: What the gradient in an input is called, beside those in parameters.
+INPUT = "input "
 
 
 @dataclass(frozen=True)
 class Run:
-    """Outputs by name and the gradient of the loss in every parameter."""
+    """Outputs by name, and the gradient of the loss in every parameter and in every float input (`inputs`)."""
 
     outputs: Arrays
     gradients: Arrays
+    inputs: Arrays = field(default_factory=dict)
+
+    @property
+    def derivatives(self) -> dict[str, np.ndarray]:
+        """The gradients in parameters, and those in inputs under `input NAME`."""
+        return {**self.gradients, **{INPUT + name: value for name, value in self.inputs.items()}}
 
 
 @dataclass(frozen=True)
@@ -88,31 +102,55 @@ def projection(name: str, shape: Sequence[int]) -> np.ndarray:
     return np.asarray(signs * 2.0 ** -round(np.log2(max(1, signs.size)) / 2))
 
 
-def named_outputs(label: str, outputs: Any, loss: str | None) -> dict[str, Any]:
-    """What a side returned, as a dict with the loss in it.
+def named_outputs(label: str, outputs: Any, loss: Loss, aliases: Mapping[str, str]) -> dict[str, Any]:
+    """What a side returned, every array by its path in the containers: `output` where it is a single one.
+
+    `aliases` are the pair's names of outputs that this side calls otherwise. What is None is left out.
 
     Raises:
-        ParityUsageError: it is no mapping by name, or the loss that the pair names is not there.
+        ParityUsageError: there is something else than arrays in it, or the loss that the pair names is not there.
     """
-    if not isinstance(outputs, Mapping) or not outputs:
-        raise ParityUsageError(
-            f"{label}: must return a dict of arrays by name, got {type(outputs).__name__}; return {{'output': ...}}"
-        )
-    for name, value in outputs.items():
-        if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+    named: dict[str, Any] = {}
+    for path, value in leaves(outputs):
+        name = aliases.get(path or SINGLE, path or SINGLE)
+        if value is None:
+            continue
+        if not is_array(value):
             found = type(value).__name__
-            raise ParityUsageError(
-                f"{label}: a dict of arrays by name, got {found} for {name!r}; give each array a name"
-            )
-    if loss is not None and loss not in outputs:
-        raise ParityUsageError(f"loss: one of the outputs {', '.join(outputs)}, got {loss!r}; name one of them")
-    if loss is not None and tuple(outputs[loss].shape) != ():
-        shape = tuple(outputs[loss].shape)
-        raise ParityUsageError(f"loss: a single number, got {loss!r} of shape {shape} from {label}; sum it up")
-    return dict(outputs)
+            raise ParityUsageError(f"{label}: must return arrays, got {found} for {name!r}; leave it out")
+        if name in named:
+            raise ParityUsageError(f"{label}: one output of each name, got two of {name!r}; rename one")
+        named[name] = value
+    if not named:
+        found = type(outputs).__name__
+        raise ParityUsageError(f"{label}: must return arrays, got none in {found}; return at least one")
+    if isinstance(loss, str) and loss not in named:
+        raise ParityUsageError(f"loss: one of the outputs {', '.join(named)}, got {loss!r}; name one of them")
+    return named
 
 
-def named_arrays(what: str, given: Any) -> dict[str, np.ndarray]:
+def loss_of(role: str, pair: Pair) -> Loss:
+    """What one side of a pair differentiates; `role` is "reference" or "candidate"."""
+    if isinstance(pair.loss, tuple | list):
+        return pair.loss[role == "candidate"]
+    return pair.loss
+
+
+def scalar_loss(label: str, loss: str | Callable[..., Any], outputs: Any, named: Mapping[str, Any]) -> Any:
+    """The number that is differentiated, by its name among the outputs or as a function of what the side returned.
+
+    Raises:
+        ParityUsageError: it is no single number.
+    """
+    value = named[loss] if isinstance(loss, str) else loss(outputs)
+    if not is_array(value) or tuple(value.shape) != ():
+        found = f"shape {tuple(value.shape)}" if is_array(value) else type(value).__name__
+        what = repr(loss) if isinstance(loss, str) else "a function's result"
+        raise ParityUsageError(f"loss: a single number, got {what} of {found} from {label}; sum it up")
+    return value
+
+
+def named_arrays(what: str, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Weights or inputs as NumPy arrays; arrays and tensors of a framework are taken too.
 
     Raises:
@@ -121,12 +159,10 @@ def named_arrays(what: str, given: Any) -> dict[str, np.ndarray]:
     if not isinstance(given, Mapping):
         found = type(given).__name__
         raise ParityUsageError(f"{what}: a dict of arrays by name, got {found}; give {{'name': array}}")
-    arrays = {name: np.asarray(value) for name, value in given.items()}
+    arrays = {str(name): to_array(value) for name, value in given.items()}
     for name, array in arrays.items():
         if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
             raise ParityUsageError(f"{what}: arrays of numbers, got {name!r} of type {array.dtype}; convert it")
-        if array.dtype.kind in "iu" and array.size and max(-int(array.min()), int(array.max())) >= 2**31:
-            raise ParityUsageError(f"{what}: whole numbers of 32 bits, which is what JAX has, got more in {name!r}")
     return arrays
 
 
@@ -151,6 +187,11 @@ def running(label: str, precision: str) -> Iterator[None]:
 def is_float(array: np.ndarray) -> bool:
     """Floating point, bfloat16 included."""
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+
+
+def is_state(name: str) -> bool:
+    """Whether an output is state that the run changed, and nothing that the side returned."""
+    return name.startswith("state ")
 
 
 #: The optimizer state of the two frameworks under one name (optax and jaxcore; torchref; torch.optim).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -11,15 +11,30 @@ import numpy as np
 
 from .formats import FORMATS
 from .islands import Island
-from .pair import Jax, Pair, Side
+from .links import Link
+from .pair import Pair
+from .recognition import recognised
 from .runs import UNIT, Arrays, Path, Run, Step, Trained, is_float, running, walk
+from .trees import Form
 from .work import Work, merge
+
+#: How a function without inputs is called.
+EMPTY = Form(())
 
 
 class Runner(Protocol):
-    """One side of a pair, ready to run at any precision. `parity/backends/*/run.py` implement it."""
+    """One side of a pair, ready to run at any precision. `parity/backends/*/run.py` implement it.
+
+    `optimizes` says whether it has an optimizer. `own` are the parameters that it holds itself, None where the pair
+    gives them; `state` is what a run may change; `aliases` are the pair's names of outputs that the side calls
+    otherwise.
+    """
 
     label: str
+    optimizes: bool
+    own: Arrays | None
+    state: Arrays
+    aliases: Mapping[str, str]
 
     def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
         """Outputs and gradients of one batch; `lifted` widens every float32 island of a float64 run."""
@@ -48,6 +63,81 @@ class Runner(Protocol):
 
 
 @dataclass
+class Linked:
+    """A runner under the parameter names and in the layouts of another side."""
+
+    runner: Runner
+    link: Link
+
+    def __post_init__(self) -> None:
+        self.label, self.own, self.state = self.runner.label, self.runner.own, self.runner.state
+        self.optimizes = self.runner.optimizes
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """The pair's names of outputs that the side calls otherwise."""
+        return self.runner.aliases
+
+    @aliases.setter
+    def aliases(self, aliases: Mapping[str, str]) -> None:
+        self.runner.aliases = aliases
+
+    def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
+        """Outputs and gradients of one batch."""
+        run = self.runner.run(self.link.forward(weights), batch, precision, lifted=lifted)
+        return replace(run, gradients=self.link.backward(run.gradients))
+
+    def steps(
+        self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
+    ) -> Iterator[Step]:
+        """One optimizer step per batch."""
+        return self._back(self.runner.steps(Forward(points, self.link), batches, precision, lifted=lifted))
+
+    def follow(
+        self, points: Sequence[Arrays], gradients: Sequence[Arrays], precision: str, *, lifted: bool = False
+    ) -> Iterator[Step]:
+        """One optimizer step per given gradient; synthetic parameters have no names of the model's, and stay."""
+        if not self.link.forward(points[0]):
+            return self.runner.follow(points, gradients, precision, lifted=lifted)
+        moved = Forward(points, self.link), [self.link.forward(gradient) for gradient in gradients]
+        return self._back(self.runner.follow(*moved, precision, lifted=lifted))
+
+    def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
+        """One operation on its own."""
+        return self.runner.evaluate(function, draws, precision)
+
+    def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
+        """Where a float64 run drops to a lower precision."""
+        return self.runner.islands(self.link.forward(weights), batch)
+
+    def optimizer_islands(self, start: Arrays) -> list[Island]:
+        """Where a float64 optimizer step drops to a lower precision."""
+        return self.runner.optimizer_islands(self.link.forward(start) or start)
+
+    def count(self, weights: Arrays, batch: Arrays) -> Work:
+        """Matmul FLOPs of one batch."""
+        return self.runner.count(self.link.forward(weights), batch)
+
+    def _back(self, steps: Iterator[Step]) -> Iterator[Step]:
+        for step in steps:
+            yield Step(*(self.link.backward(each) for each in (step.parameters, step.mu, step.nu)))
+
+
+@dataclass(frozen=True)
+class Forward(Sequence[Arrays]):
+    """Parameters of the other side that are moved when they are read: a path holds many times the model."""
+
+    points: Sequence[Arrays]
+    link: Link
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.link.forward(self.points[index])
+
+
+@dataclass
 class Sides:
     """The two runners of a pair; once `lifted` is set their float64 runs have every float32 island widened."""
 
@@ -56,14 +146,23 @@ class Sides:
     lifted: bool = False
 
     @classmethod
-    def of(cls, pair: Pair, device: str) -> Sides:
-        """The runners of a pair; each framework is imported only if a side needs it."""
-        return cls(_runner(pair.reference, pair.loss, device), _runner(pair.candidate, pair.loss, device))
+    def of(cls, pair: Pair, form: Form = EMPTY, device: str = "cpu") -> Sides:
+        """The runners of a pair as they stand; each framework is imported only if a side needs it."""
+        weights = pair.weights if isinstance(pair.weights, Mapping) else None
+        reference, candidate = (_runner(role, pair, weights, form, device) for role in ("reference", "candidate"))
+        if reference.label == candidate.label:
+            label = reference.label
+            reference.label, candidate.label = f"{label} (reference)", f"{label} (candidate)"
+        return cls(reference, candidate)
 
     @property
     def labels(self) -> tuple[str, str]:
         """What the report calls the sides."""
         return self.reference.label, self.candidate.label
+
+    def rename(self, aliases: Mapping[str, str]) -> None:
+        """Gives outputs of the candidate the names that the reference has for them."""
+        self.candidate.aliases = {**self.candidate.aliases, **aliases}
 
     def run(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> tuple[list[Run], list[Run]]:
         """Outputs and gradients of every batch."""
@@ -136,14 +235,16 @@ class Sides:
         return self.lifted and precision == "float64"
 
 
-def _runner(side: Side, loss: str | None, device: str) -> Runner:
-    if isinstance(side, Jax):
-        from .backends.jax.run import JaxRunner
+def _runner(role: str, pair: Pair, weights: Arrays | None, form: Form, device: str) -> Runner:
+    side = recognised(role, getattr(pair, role))
+    with running(side.label, "any precision"):
+        if side.framework == "jax":
+            from .backends.jax.run import JaxRunner
 
-        return JaxRunner(side, loss, device)
-    from .backends.torch.run import TorchRunner
+            return JaxRunner(role, pair, weights, form, device)
+        from .backends.torch.run import TorchRunner
 
-    return TorchRunner(side, loss, device)
+        return TorchRunner(role, pair, weights, form, device)
 
 
 def rounded(arrays: Arrays, precision: str) -> dict[str, np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,10 @@ from .islands import Island
 from .judge import Batches, Errors, Judge
 from .kinds import all_same_bits, kinds_of, only_one_keeps, step_kinds
 from .options import Options
-from .pair import Pair
+from .preparation import Prepared
 from .result import Row
-from .runs import Arrays, Path, Run, Trained, named_arrays, running
-from .sides import Runner, Sides, perturbed, rounded
+from .runs import SINGLE, Arrays, Path, Run, Trained, is_float, is_state, running
+from .sides import Linked, Runner, Sides, perturbed, rounded
 from .streams import SHAPES, STREAM_STEPS, gradient_streams, small, stream_path
 from .sums import longest_sum, summation_factor
 
@@ -42,8 +42,7 @@ TWINS = 4
 class Stages:
     """One pair under judgement: its sides, its batches, and what the float64 stage leaves for the later ones."""
 
-    pair: Pair
-    sides: Sides
+    prepared: Prepared
     options: Options
     progress: Progress
     zero: frozenset[str] = frozenset()
@@ -56,23 +55,28 @@ class Stages:
     trained: tuple[Trained, Trained] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        # what every precision can start from: numbers that are exact in float32
-        self.pair = replace(self.pair, weights=rounded(named_arrays("weights", self.pair.weights), "float32"))
-        generator = np.random.Generator(np.random.PCG64(self.options.seed))
-        given = self.pair.inputs
-        draw = given if callable(given) else lambda generator: given
-        batches = self.options.batches if callable(given) else 1  # the same errors again would count as others
-        drawn = [
-            rounded(named_arrays("inputs", draw(generator)), "float32") for _ in range(max(batches, self.options.steps))
-        ]
-        longest = longest_sum(self.pair.weights, drawn[0])
+        prepared = self.prepared
+        longest = longest_sum(prepared.weights, prepared.batches[0])
         sums = summation_factor(self.sides, longest)
-        self.judge = Judge(self.sides.labels, max(self.pair.roundings, longest), sums)
-        self.pooled, self.stepped = drawn[:batches], drawn[: self.options.steps]
-        optimizers = self.pair.reference.optimizer, self.pair.candidate.optimizer
-        if self.options.steps and optimizers.count(None) == 1:
+        rounds = any(map(is_float, (*prepared.weights.values(), *prepared.batches[0].values())))
+        self.judge = Judge(self.sides.labels, max(prepared.pair.roundings, longest), sums, rounds)
+        self.pooled = prepared.batches[: prepared.pooled]
+        self.stepped = prepared.batches[: self.options.steps]
+        self.notes = prepared.notes
+        optimizers = [runner.optimizes for runner in (self.sides.reference, self.sides.candidate)]
+        if self.options.steps and optimizers.count(False) == 1:
             raise ParityUsageError("optimizer: on both sides or on neither, got one; give the other or use steps 0")
-        self.optimizes = None not in optimizers and self.options.steps > 0
+        self.optimizes = all(optimizers) and self.options.steps > 0 and bool(prepared.weights)
+
+    @property
+    def sides(self) -> Sides:
+        """Both sides, ready to run."""
+        return self.prepared.sides
+
+    @property
+    def weights(self) -> Arrays:
+        """The reference's parameters, which the candidate gets too."""
+        return self.prepared.weights
 
     def same_function(self) -> list[Row]:
         """float64 against float64, stage by stage, up to the first stage in which a row fails."""
@@ -87,7 +91,7 @@ class Stages:
     def islands(self) -> list[Island]:
         """Where the stage that same_function ended with is less than float64: the model, or the optimizer."""
         if self.in_model:
-            return self.sides.islands(self.pair.weights, self.pooled[0])
+            return self.sides.islands(self.weights, self.pooled[0])
         generator = np.random.Generator(np.random.PCG64(self.options.seed))
         # no float32 numbers here: they would look like values that were computed in float32
         return self.sides.optimizer_islands({name: generator.normal(size=shape) for name, shape in self.shapes.items()})
@@ -95,21 +99,31 @@ class Stages:
     def outputs_and_gradients(self) -> list[Row]:
         """Outputs, loss and gradients of the pooled batches in float64."""
         self.progress("float64: outputs and gradients")
-        weights = self.pair.weights
-        self.exact = self.sides.run(weights, self.pooled, "float64")
+        weights = self.weights
+        self.exact = self._agreeing_in_names(weights)
         if not self.sides.lifted:  # widened, the same sides run once more
             self._refuse_chance()
         low = self.sides.reference_run(weights, self.pooled, "float32")
         outputs, gradients = kinds_of(self.exact)
         rows = self.judge.same_function(outputs, [run.outputs for run in low])
-        self.zero, one_sided = self.judge.zero_gradients(gradients, [run.gradients for run in low])
+        self.zero, one_sided = self.judge.zero_gradients(gradients, [run.derivatives for run in low])
         if not self.options.grads:
             return rows
-        return rows + one_sided + self.judge.same_function(gradients, [run.gradients for run in low], self.zero)
+        return rows + one_sided + self.judge.same_function(gradients, [run.derivatives for run in low], self.zero)
+
+    def _agreeing_in_names(self, weights: Arrays) -> tuple[list[Run], list[Run]]:
+        """The float64 runs; outputs that one side gives by position alone get the other side's names."""
+        exact = self.sides.run(weights, self.pooled, "float64")
+        mine, theirs = ([name for name in runs[0].outputs if not is_state(name)] for runs in exact)
+        unnamed = any(name == SINGLE or name.isdecimal() for name in (*mine, *theirs))
+        if unnamed and mine != theirs and len(mine) == len(theirs):
+            self.sides.rename(dict(zip(theirs, mine, strict=True)))
+            exact = self.sides.run(weights, self.pooled, "float64")
+        return exact
 
     def _refuse_chance(self) -> None:
         """The first batch once more: what differs by more than the order of a sum is drawn at random."""
-        again = self.sides.run(self.pair.weights, self.pooled[:1], "float64")
+        again = self.sides.run(self.weights, self.pooled[:1], "float64")
         for label, (first, *_), (second, *_) in zip(self.sides.labels, self.exact, again, strict=True):
             for name, gap in errors_by_name([second.outputs], [first.outputs]).items():
                 if gap > CHANCE:
@@ -123,10 +137,10 @@ class Stages:
         if not self.optimizes:
             return []
         self.progress(f"float64: {self.options.steps} optimizer steps")
-        self.path = self.sides.lead(self.pair.weights, self.stepped, "float32")
+        self.path = self.sides.lead(self.weights, self.stepped, "float32")
         self.trained = self.sides.train(self.path, self.stepped, "float64")
         low = self.sides.reference_train(self.path, self.stepped, "float32")
-        self.notes = only_one_keeps(self.trained, self.sides.labels)
+        self.notes += only_one_keeps(self.trained, self.sides.labels)
         coarse = {each.kind: each.reference for each in step_kinds("step", (low, low))}
         rows = []
         for exact in step_kinds("step", self.trained):
@@ -142,7 +156,8 @@ class Stages:
             return self._stream_rows()
         except ParityUsageError:
             # an optimizer with groups, or masks, by name or number knows the model's own parameters alone
-            self.shapes = {name: small(array.shape) for name, array in self.pair.weights.items()}
+            cut = tuple if isinstance(self.sides.candidate, Linked) else small  # a link moves whole tensors
+            self.shapes = {name: cut(array.shape) for name, array in self.weights.items()}
             return self._stream_rows()
 
     def _stream_rows(self) -> list[Row]:
@@ -157,7 +172,7 @@ class Stages:
 
     def working_precision(self, precision: str) -> list[Row]:
         """Outputs, gradients, optimizer steps and streams, each side against its own float64 run."""
-        weights = rounded(self.pair.weights, precision)
+        weights = rounded(self.weights, precision)
         later = self.options.precisions[self.options.precisions.index(precision) + 1 :]
         rows = self._run_accuracy(weights, precision)
         if all(map(is_narrow, later)):
@@ -246,10 +261,10 @@ class Stages:
 
     def single_operations(self, precision: str) -> list[Row]:
         """Each operation of the pair alone, on operands that are exact in `precision`, against its own float64."""
-        if self.pair.operations:
+        if self.prepared.pair.operations:
             self.progress(f"{precision}: operation by operation")
         rows = []
-        for operation in self.pair.operations:
+        for operation in self.prepared.pair.operations:
             name = zlib.crc32(operation.name.encode())
             draws = []
             for index in range(max(DRAWS, self.options.batches)):

@@ -12,8 +12,8 @@ from .errors import ParityUsageError
 from .islands import Island
 from .options import Options
 from .pair import Pair
+from .preparation import prepare
 from .result import Result, Row
-from .sides import Sides
 from .stages import Progress, Stages
 from .work import Work
 
@@ -33,8 +33,9 @@ def check(
         raise ParityUsageError(f"check: options are {known}, got {', '.join(sorted(unknown))}; use one of them")
     options = replace(options or Options(), **changes)
     started = time.perf_counter()
-    sides = Sides.of(pair, options.device)
-    stages = Stages(pair, sides, options, progress)
+    prepared = prepare(pair, options)
+    sides = prepared.sides
+    stages = Stages(prepared, options, progress)
     rows = stages.same_function()
     islands: list[Island] = []
     verdict, rung, reason = _judge_float64(rows)
@@ -50,7 +51,7 @@ def check(
     work = Work()
     if options.flops:
         progress("counting the work")
-        work = sides.count(stages.pair.weights, stages.pooled[0], pair.formula)
+        work = sides.count(stages.weights, stages.pooled[0], pair.formula)
     if verdict == "PASS" and work.equal is False:
         verdict, reason = "FAIL", "the two sides do not do the same matmul work: the FLOP counts differ"
     return Result(

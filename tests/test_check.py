@@ -56,8 +56,17 @@ class Linear(Module):
         return {"hidden": x @ self.w + self.b}
 
 
-REFERENCE = Torch(Module, "torch", lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
-CANDIDATE = Jax(jax_function, "jax", lambda: optax.adam(1e-3))
+def tensors(weights: Mapping[str, np.ndarray] = WEIGHTS) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(value) for name, value in weights.items()}
+
+
+def built(module: Callable[..., torch.nn.Module], label: str = "torch", optimizer: Any = None, **weights: Any) -> Torch:
+    """A side of a module class that takes its parameters by name."""
+    return Torch(module(tensors(weights or WEIGHTS)), label=label, optimizer=optimizer)
+
+
+REFERENCE = built(Module, "torch", lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
+CANDIDATE = Jax(jax_function, optimizer=lambda: optax.adam(1e-3))
 PAIR = Pair("by hand", REFERENCE, CANDIDATE, WEIGHTS, inputs, loss="loss", roundings=WIDTH)
 
 
@@ -152,7 +161,11 @@ def test_equal_bits_at_the_working_precision_are_the_rung_bitwise() -> None:
 
     weights = {"w": np.exp2(np.arange(2 * OUT) % 5).reshape(2, OUT).astype(np.float32)}
     pair = Pair(
-        "bits", Torch(Product), Jax(function), weights, lambda generator: {"x": np.ones((ROWS, WIDTH), np.float32)}
+        "bits",
+        built(Product, **weights),
+        Jax(function),
+        weights,
+        lambda generator: {"x": np.ones((ROWS, WIDTH), np.float32)},
     )
     result = check(pair, replace(SHORT, steps=0))
     assert (result.verdict, result.rung) == ("PASS", "bitwise")
@@ -202,7 +215,7 @@ def test_nan_everywhere_on_both_sides_is_vacuous() -> None:
             return {**outputs, "hidden": outputs["hidden"] * math.nan}
 
     pair = changed(lambda outputs, _: {**outputs, "hidden": outputs["hidden"] * math.nan})
-    result = check(replace(pair, reference=replace(REFERENCE, build=Nothing)), SHORT)
+    result = check(replace(pair, reference=replace(REFERENCE, function=Nothing(tensors()))), SHORT)
     assert (result.verdict, result.rung, result.exit_status) == ("VACUOUS", None, 1)
     assert "hidden" in result.reason
 
@@ -214,7 +227,7 @@ def test_a_loss_that_depends_on_no_parameter_is_vacuous() -> None:
             return {**outputs, "loss": 0 * outputs["loss"]}
 
     pair = changed(lambda outputs, _: {**outputs, "loss": 0 * outputs["loss"]})
-    result = check(replace(pair, reference=replace(REFERENCE, build=Constant)), SHORT)
+    result = check(replace(pair, reference=replace(REFERENCE, function=Constant(tensors()))), SHORT)
     assert result.verdict == "VACUOUS"
     assert "the loss depends on no parameter" in result.reason
 
@@ -242,7 +255,7 @@ def test_whole_numbers_are_compared() -> None:
             outputs = super().forward(x)
             return {**outputs, "best": outputs["hidden"].argmax(-1)}
 
-    reference = replace(REFERENCE, build=Choosing)
+    reference = replace(REFERENCE, function=Choosing(tensors()))
 
     def choose(shift: int) -> Result:
         pair = changed(lambda outputs, _: {**outputs, "best": jnp.argmax(outputs["hidden"], -1) + shift})
@@ -282,7 +295,7 @@ def table_pair(table: Callable[[Any], jax.Array]) -> Pair:
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"hidden": torch.tanh(x @ self.w) * torch.sin(1 + torch.arange(OUT, dtype=x.dtype))}
 
-    return Pair("table", Torch(Table), Jax(function), {"w": WEIGHTS["w"]}, inputs)
+    return Pair("table", built(Table, w=WEIGHTS["w"]), Jax(function), {"w": WEIGHTS["w"]}, inputs)
 
 
 def test_a_table_computed_in_float32_is_an_island_too() -> None:
@@ -375,8 +388,8 @@ def test_a_parameter_that_the_loss_does_not_reach_is_zero_on_both_sides() -> Non
     pair = replace(
         PAIR,
         weights=weights,
-        reference=Torch(Decayed, "torch", lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1)),
-        candidate=Jax(jax_function, "jax", lambda: optax.adamw(1e-3, weight_decay=0.1)),
+        reference=built(Decayed, optimizer=lambda each: torch.optim.AdamW(each, lr=1e-3, weight_decay=0.1), **weights),
+        candidate=Jax(jax_function, optimizer=lambda: optax.adamw(1e-3, weight_decay=0.1)),
     )
     result = check(pair, SHORT)
     assert result.verdict == "PASS", result.reason
@@ -410,12 +423,12 @@ def test_two_sides_of_one_framework_are_counted_apart() -> None:
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"hidden": super().forward(x)["hidden"] + 0 * (x @ self.w)}
 
-    twice = replace(PAIR, reference=Torch(Linear, "once"), candidate=Torch(Twice, "twice"), loss=None)
+    twice = replace(PAIR, reference=built(Linear, "once"), candidate=built(Twice, "twice"), loss=None)
     result = check(twice, precisions=(), batches=1, steps=0)
     assert (result.verdict, result.work.equal) == ("FAIL", False)
     forward = 2 * ROWS * WIDTH * OUT
     assert result.work.flops["forward"] == {"torch": forward, "torch twice": 2 * forward}
-    same = check(replace(twice, candidate=Torch(Linear, "again")), precisions=(), batches=1, steps=0)
+    same = check(replace(twice, candidate=built(Linear, "again")), precisions=(), batches=1, steps=0)
     assert (same.verdict, same.work.equal) == ("PASS", True)
     assert re.search(rf"torch \(on meta device\), twice +{2 * forward:,} ", str(result))
 
@@ -430,7 +443,7 @@ def test_work_that_cannot_be_counted_is_a_note_and_no_error() -> None:
         same = jnp.linalg.qr(jnp.eye(ROWS, dtype=x.dtype))[0]  # products that the trace does not show
         return {"hidden": jnp.abs(same) @ x @ parameters["w"] + parameters["b"]}
 
-    result = check(replace(PAIR, reference=Torch(Reads), candidate=Jax(solves), loss=None), precisions=(), steps=0)
+    result = check(replace(PAIR, reference=built(Reads), candidate=Jax(solves), loss=None), precisions=(), steps=0)
     assert (result.verdict, result.work.equal) == ("PASS", None)
     assert result.work.flops["forward"]["torch"] is result.work.flops["forward_backward"]["jaxpr"] is None
     assert any(note.startswith("torch by torch: no count, ") for note in result.work.notes)
@@ -440,7 +453,7 @@ def test_work_that_cannot_be_counted_is_a_note_and_no_error() -> None:
 
 def test_work_is_counted_whatever_the_verdict() -> None:
     minus = Jax(lambda p, x: {"hidden": x @ p["w"] - p["b"]})
-    wrong = replace(PAIR, reference=Torch(Linear), candidate=minus, loss=None)
+    wrong = replace(PAIR, reference=built(Linear), candidate=minus, loss=None)
     result = check(wrong, precisions=(), batches=1, steps=0)
     assert (result.verdict, result.rung, result.work.equal) == ("FAIL", "different", True)
     assert "are equal integers" in str(result)
@@ -485,7 +498,7 @@ def test_one_batch_given_eight_times_is_one_batch(seed: int) -> None:
         return {"loss": jnp.sum(jnp.sin(x * s)) - jnp.sum(jnp.sin(jnp.flip(x) * s * 1.0000001))}
 
     given = {"x": np.random.default_rng(seed).standard_normal(5).astype(np.float32)}
-    result = check(Pair("scalar", Torch(Scalar), Jax(scalar), weights, given, loss="loss"), SHORT)
+    result = check(Pair("scalar", built(Scalar, **weights), Jax(scalar), weights, given, loss="loss"), SHORT)
     assert result.verdict in ("PASS", "ABSTAIN"), result.reason
 
 
@@ -549,7 +562,7 @@ def test_inputs_are_made_exact_in_the_precision_that_is_judged() -> None:
         y = (x - 1) @ parameters["w"] + 0 * parameters["b"]
         return {"hidden": y if y.dtype == jnp.float64 else y.astype(jnp.bfloat16).astype(y.dtype)}
 
-    pair = Pair("near one", Torch(Minus), Jax(coarse), WEIGHTS, near_one)
+    pair = Pair("near one", built(Minus), Jax(coarse), WEIGHTS, near_one)
     result = check(pair, SHORT)
     assert (result.verdict, result.first_difference.stage) == ("FAIL", "float32")
 
@@ -562,7 +575,7 @@ def test_where_float32_overflows_it_is_no_scale() -> None:
             return {"hidden": (x @ self.w) @ self.b}
 
     candidate = Jax(lambda p, x: {"hidden": (x @ p["w"]) @ p["b"]})
-    result = check(Pair("large", Torch(Twice), candidate, weights, inputs), replace(SHORT, precisions=()))
+    result = check(Pair("large", built(Twice, **weights), candidate, weights, inputs), replace(SHORT, precisions=()))
     assert (result.verdict, result.rung) == ("PASS", "same-function"), result.reason
 
 
@@ -572,7 +585,7 @@ def test_whole_numbers_alone_are_vacuous() -> None:
             return {"best": torch.argmax(x @ self.w, dim=-1)}
 
     candidate = Jax(lambda p, x: {"best": jnp.argmax(x @ p["w"], axis=-1)})
-    result = check(Pair("ranks", Torch(Ranks), candidate, WEIGHTS, inputs), SHORT)
+    result = check(Pair("ranks", built(Ranks), candidate, WEIGHTS, inputs), SHORT)
     assert (result.verdict, row(result, "best").verdict) == ("VACUOUS", "PASS")
 
 
@@ -580,7 +593,7 @@ def test_long_sums_over_a_batch_are_no_alarm_in_float32() -> None:
     def long(generator: np.random.Generator) -> Mapping[str, np.ndarray]:
         return {"x": generator.standard_normal((8192, WIDTH)).astype(np.float32)}
 
-    pair = replace(PAIR, reference=Torch(Linear), candidate=Jax(lambda p, x: {"hidden": x @ p["w"] + p["b"]}))
+    pair = replace(PAIR, reference=built(Linear), candidate=Jax(lambda p, x: {"hidden": x @ p["w"] + p["b"]}))
     assert check(replace(pair, inputs=long, loss=None, roundings=1), SHORT).verdict == "PASS"
 
 
@@ -595,29 +608,33 @@ def test_dropout_that_is_left_on_is_told_as_such() -> None:
             self.eval()
 
     candidate = Jax(lambda p, x: {"hidden": x @ p["w"] + p["b"]})
-    pair = replace(PAIR, reference=Torch(Drops), candidate=candidate, loss=None)
+    pair = replace(PAIR, reference=built(Drops), candidate=candidate, loss=None)
     message = (
         r"torch: a function of its weights and inputs alone, got 'hidden' that differs by \S+ between two runs; turn"
     )
     with pytest.raises(ParityUsageError, match=message):
         check(pair, SHORT)
-    assert check(replace(pair, reference=Torch(Evaluates)), SHORT).verdict == "PASS"
+    assert check(replace(pair, reference=built(Evaluates)), SHORT).verdict == "PASS"
 
 
 def test_arrays_of_a_framework_are_inputs_too_and_others_are_told_so() -> None:
     weights = {name: torch.from_numpy(value) for name, value in WEIGHTS.items()}
     given = {"x": jnp.asarray(inputs(np.random.default_rng(5))["x"])}
     assert check(replace(PAIR, weights=weights, inputs=given), SHORT).verdict == "PASS"
-    with pytest.raises(
-        ParityUsageError, match=r"inputs: a dict of arrays by name, got ndarray; give \{'name': array\}"
-    ):
+    with pytest.raises(ParityUsageError, match=r"inputs: a tuple or dict of arrays, got ndarray; write"):
         check(replace(PAIR, inputs=np.zeros((4, 5))), SHORT)
     with pytest.raises(ParityUsageError, match="weights: arrays of numbers, got 'w' of type <U5; convert it"):
-        check(replace(PAIR, weights={"w": "words"}), SHORT)
-    with pytest.raises(
-        ParityUsageError, match="inputs: whole numbers of 32 bits, which is what JAX has, got more in 'x'"
-    ):
-        check(replace(PAIR, inputs={"x": np.array([2**31])}), SHORT)
+        check(replace(PAIR, weights={**WEIGHTS, "w": "words"}), SHORT)
+
+
+def test_whole_numbers_beyond_32_bits_are_what_jax_without_x64_loses() -> None:
+    ids = {"x": np.array([3, 2**32 + 5])}
+    pair = Pair("ids", Torch(lambda x: x * 3), Jax(lambda x: x * 3), inputs=ids)
+    result = check(pair, SHORT)
+    assert (result.verdict, result.first_difference.stage) == ("FAIL", "float32"), result.reason
+    assert "jax" in result.reason
+    assert check(replace(pair, candidate=pair.reference), SHORT).verdict == "PASS"
+    assert check(replace(pair, inputs={"x": np.array([3, 5])}), SHORT).verdict == "PASS"
 
 
 def test_an_optax_transformation_will_do_and_an_optimizer_of_other_parameters_will_not() -> None:
@@ -628,20 +645,21 @@ def test_an_optax_transformation_will_do_and_an_optimizer_of_other_parameters_wi
 
 
 def test_names_that_differ_are_told_as_names_and_no_island_is_looked_for() -> None:
+    candidate = Jax(lambda p, x: {"concealed": jax_function(p, x)["hidden"], "loss": jax_function(p, x)["loss"]})
+    result = check(replace(PAIR, reference=built(Module), candidate=candidate), SHORT)
+    assert (result.verdict, result.rung) == ("FAIL", "different")
+    assert result.reason == "output hidden: only the reference has it; both sides need the same names, shapes and types"
+    assert "first difference: output hidden, torch against jax: only the reference has it" in str(result)
+
+
+def test_weights_that_are_not_the_modules_own_are_refused_by_name() -> None:
     class Wrapped(torch.nn.Module):
         def __init__(self, parameters: Mapping[str, torch.Tensor]):
             super().__init__()
             self.inner = Module(parameters)
 
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-            return self.inner(x)
-
-    result = check(replace(PAIR, reference=Torch(Wrapped), candidate=Jax(jax_function)), SHORT)
-    assert (result.verdict, result.rung) == ("FAIL", "different")
-    assert (
-        result.reason == "gradient inner.w: only the reference has it; both sides need the same names, shapes and types"
-    )
-    assert "first difference: gradient inner.w, torch against jax: only the reference has it" in str(result)
+    with pytest.raises(ParityUsageError, match=r"parameters of torch, got missing: inner.b, inner.w, surplus: b, w;"):
+        check(replace(PAIR, reference=built(Wrapped), candidate=Jax(jax_function)), SHORT)
 
 
 def test_a_step_counter_is_no_island() -> None:
@@ -728,7 +746,8 @@ def test_one_batch_and_options_by_name_will_do() -> None:
 @pytest.mark.parametrize(
     ("function", "loss", "message"),
     [
-        (lambda parameters, x: x @ parameters["w"], "loss", "jax: must return a dict of arrays by name"),
+        (lambda parameters, x: {"loss": "words"}, "loss", "jax: must return arrays, got str for 'loss'"),
+        (lambda parameters, x: (), "loss", "jax: must return arrays, got none in tuple"),
         (jax_function, "nope", "loss: one of the outputs hidden, loss, got 'nope'"),
         (jax_function, "hidden", r"loss: a single number, got 'hidden' of shape \(13, 7\) from torch"),
         (

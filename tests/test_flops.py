@@ -18,8 +18,9 @@ from jaxcore import PRESETS, ModelConfig, parameter_table
 from parity.account.formula import forward_backward_flops, forward_flops, matmul_flops, recomputed_flops
 from parity.backends.jax.count import traced_flops
 from parity.backends.torch.count import counted_flops
+from parity.options import Options
 from parity.pairs.transformer import Source, transformer_pair
-from parity.sides import Sides
+from parity.preparation import prepare
 
 BATCH, SEQ = 2, 13
 
@@ -128,7 +129,8 @@ def test_a_pooler_beside_a_head_runs_forward_only_in_the_pair_that_ships(head):
     config = replace(PRESETS["tiny-bert"], num_layers=1, pooler=True, head=head)
     source = Source(np.arange(200) % 61, "numbers")
     pair = transformer_pair("pooler", config, source, batch=BATCH, seq=SEQ)
-    work = Sides.of(pair, "cpu").count(pair.weights, pair.inputs(np.random.default_rng(0)), pair.formula)
+    prepared = prepare(pair, Options(batches=1, steps=0))
+    work = prepared.sides.count(prepared.weights, prepared.batches[0], pair.formula)
     assert work.equal
     spared = 4 * BATCH * config.d_model**2
     assert work.flops["forward_backward"]["jaxpr"] == forward_backward_flops(config, BATCH, SEQ) - (

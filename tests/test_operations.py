@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from jaxcore.config import ModelConfig
-from parity.backends.jax.run import JaxRunner
-from parity.backends.torch.run import TorchRunner
 from parity.bounds import Bound
 from parity.judge import Judge
-from parity.pair import Jax, Operation, Torch
+from parity.pair import Jax, Operation, Pair, Torch
 from parity.pairs.operations import LOSS, ONE, TWO, operations
 from parity.result import Row
-from parity.sides import rounded
+from parity.sides import Sides, rounded
 from parity.stages import DRAWS
 
 GPT = ModelConfig(vocab_size=97, d_model=44, num_layers=1, num_heads=4, d_ff=53, max_seq_len=64)
@@ -50,8 +48,8 @@ CONFIGS = [
     replace(LLAMA, activation="geglu_tanh", rope_layout="half", norm="layer_norm"),
 ]
 JUDGE = Judge(("reference", "candidate"), roundings=1)
-REFERENCE = TorchRunner(Torch(lambda parameters: torch.nn.Module(), "reference"), None, "cpu")
-CANDIDATE = JaxRunner(Jax(lambda parameters: {}, "candidate"), None, "cpu")
+SIDES = Sides.of(Pair("operations", Torch(dict, label="reference"), Jax(dict, label="candidate")))
+REFERENCE, CANDIDATE = SIDES.reference, SIDES.candidate
 
 
 def judge(operation: Operation, precision: str, seed: int, batches: int = 8) -> Row:

@@ -15,7 +15,7 @@ from parity.environment import processor
 from parity.sides import Sides
 from parity.sums import longest_sum, summation_factor
 
-PAIR = Pair("sums", Torch(dict), Jax(dict), {}, {})
+PAIR = Pair("sums", Torch(dict), Jax(dict))
 
 
 class Adds:
@@ -56,7 +56,7 @@ def test_torch_adds_long_float64_sums_one_after_another_and_float32_in_blocks() 
     """Why there is a factor at all; when this fails, torch's float64 matmul has changed for the better."""
     if "AMD" not in processor():
         pytest.skip("MKL chooses its kernels by processor: seen on AMD EPYC")
-    sides = Sides.of(PAIR, "cpu")
+    sides = Sides.of(PAIR)
     assert summation_factor(sides, 61) < 1.5
     assert summation_factor(sides, 12_289) > 3
 

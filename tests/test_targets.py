@@ -24,9 +24,9 @@ from beside import SLOPE
 
 
 class Line(torch.nn.Module):
-    def __init__(self, parameters):
+    def __init__(self):
         super().__init__()
-        self.w = torch.nn.Parameter(parameters["w"])
+        self.w = torch.nn.Parameter(torch.zeros(7, 5))
 
     def forward(self, x):
         return {"y": x @ self.w * SLOPE}
@@ -35,7 +35,7 @@ class Line(torch.nn.Module):
 def make(slope=SLOPE, name="line"):
     return parity.Pair(
         name,
-        parity.Torch(Line),
+        Line(),
         parity.Jax(lambda p, x: {"y": x @ p["w"] * slope}),
         {"w": np.random.default_rng(0).normal(size=(7, 5))},
         lambda generator: {"x": generator.normal(size=(3, 7))},

@@ -13,7 +13,7 @@ from jaxcore.parameters import count_parameters, initial_parameters, stack_layer
 
 from ..account.formula import forward_backward_flops, forward_flops
 from ..errors import ParityUsageError
-from ..pair import Jax, Pair, Torch
+from ..pair import Factory, Jax, Pair, Torch
 from .text import draw_windows
 
 IGNORED = -100
@@ -60,8 +60,12 @@ def transformer_pair(
 
     return Pair(
         name=name,
-        reference=Torch(torch_build(config), "torchref", torch_adamw),
-        candidate=Jax(jax_function(config), "jaxcore", jax_adamw),
+        reference=Factory(
+            lambda dtype: Torch(torch_module(config, {name: value.shape for name, value in weights.items()})),
+            label="torchref",
+            optimizer=torch_adamw,
+        ),
+        candidate=Jax(jax_function(config), label="jaxcore", optimizer=jax_adamw),
         weights=weights,
         inputs=lambda generator: draw_batch(config, source.tokens, generator, batch, seq),
         loss="loss" if config.head != "none" else None,
@@ -98,24 +102,21 @@ def jax_function(config: ModelConfig) -> Any:
     return function
 
 
-def torch_build(config: ModelConfig) -> Any:
-    """`build(parameters)` of torchref, the loss among the module's outputs where there is a head."""
+def torch_module(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+    """torchref's module without numbers, the loss among its outputs where there is a head."""
+    import torch
 
-    def build(parameters: Any) -> Any:
-        import torchref
+    import torchref
 
-        class WithLoss(torchref.Transformer):
-            def forward(
-                self, tokens: Any, padding: Any = None, types: Any = None, targets: Any = None
-            ) -> dict[str, Any]:
-                outputs = super().forward(tokens, padding, types)
-                if targets is not None:
-                    outputs["loss"] = torchref.cross_entropy(outputs["logits"], targets, IGNORED)
-                return outputs
+    class WithLoss(torchref.Transformer):
+        def forward(self, tokens: Any, padding: Any = None, types: Any = None, targets: Any = None) -> dict[str, Any]:
+            outputs = super().forward(tokens, padding, types)
+            if targets is not None:
+                outputs["loss"] = torchref.cross_entropy(outputs["logits"], targets, IGNORED)
+            return outputs
 
-        return WithLoss(torchref.config_from_dict(asdict(config)), parameters)
-
-    return build
+    empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    return WithLoss(torchref.config_from_dict(asdict(config)), empty)
 
 
 def jax_adamw() -> Any:

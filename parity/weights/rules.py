@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -109,6 +109,30 @@ class Rule:
     def parameter_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of the parameter."""
         return _shape(self._sides[1], self._cut(sizes))
+
+    def solve(self, file_shape: Sequence[int], parameter_shape: Sequence[int]) -> dict[str, int]:
+        """Size of every axis, from the shapes of both tensors and the sizes that the rule gives.
+
+        Raises:
+            ParityUsageError: the shapes do not fit the pattern, or leave a size open.
+        """
+        sizes = dict(self.sizes)
+        cut = {axis: stop - start for axis, start, stop in self.take if stop is not None}
+        for _ in range(2):  # what one side tells may be what the other lacks
+            for side, shape, known in ((0, file_shape, {}), (1, parameter_shape, cut)):
+                groups = [_axes(group) for group in re.findall(r"\([^)]*\)|\w+", self._sides[side])]
+                if len(groups) != len(shape):
+                    raise refuse(f"weight map: {self}", f"{len(groups)} axes", f"shape {tuple(shape)}", "correct it")
+                for axes, size in zip(groups, shape, strict=True):
+                    unknown = [axis for axis in axes if axis not in known and axis not in sizes]
+                    rest = math.prod(known.get(axis, sizes.get(axis, 1)) for axis in axes)
+                    if len(unknown) == 1 and size % rest == 0:
+                        sizes[unknown[0]] = size // rest
+        expected = self.file_shape(sizes), self.parameter_shape(sizes)
+        if expected != (tuple(file_shape), tuple(parameter_shape)):
+            what = f"shapes {tuple(file_shape)} and {tuple(parameter_shape)}"
+            raise refuse(f"weight map: {self}", f"the shapes {expected[0]} and {expected[1]}", what, "correct the rule")
+        return sizes
 
     def part(self, tensor: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
         """What this rule reads of the file tensor, one axis per letter; a view if the tensor is contiguous."""

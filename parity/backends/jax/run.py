@@ -13,22 +13,31 @@ import numpy as np
 import optax
 
 from ...islands import Island
-from ...pair import Jax
-from ...runs import MOMENTS, Arrays, Run, Step, is_float, named_outputs, projection
+from ...pair import Pair
+from ...runs import MOMENTS, Arrays, Run, Step, is_float, loss_of, named_outputs, projection, scalar_loss
+from ...trees import Form
 from ...work import Work, collect
 from . import count, islands, lifting
+from .models import Model, by_name
 from .versions import x64
 
 
 class JaxRunner:
-    """Runs `side.function` and `side.optimizer` at the precision asked for."""
+    """Runs a JAX side and its optimizer at the precision asked for; `role` is "reference" or "candidate"."""
 
-    def __init__(self, side: Jax, loss: str | None, device: str):
-        self.side = side
-        self.label = side.label
-        self.loss = loss
+    def __init__(self, role: str, pair: Pair, weights: Arrays | None, form: Form, device: str):
         self.device = jax.devices("gpu" if device == "cuda" else device)[0]
+        self.form = form
+        self.model = Model(role, getattr(pair, role), weights)
+        self.side = self.model.side
+        self.label = self.side.label
+        self.own: Arrays | None = self.model.own
+        self.state: Arrays = self.model.state
+        self.optimizes = self.side.optimizer is not None
+        self.loss = loss_of(role, pair)
+        self.aliases: Mapping[str, str] = {}
         self._programs: dict[Any, Any] = {}
+        self._runs = 0
 
     @contextmanager
     def mode(self, precision: str) -> Iterator[None]:
@@ -39,9 +48,9 @@ class JaxRunner:
     def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
         """Outputs and gradients of one batch."""
         with self.mode(precision):
-            parameters, inputs = _cast(weights, precision), _cast(batch, precision)
-            outputs, gradients = self._program(parameters, inputs, precision, lifted)(parameters, inputs)
-            return Run(_to_numpy(outputs), _to_numpy(gradients))
+            arguments = self._arguments(weights, batch, precision)
+            outputs, gradients, of_inputs, state = self._program(*arguments, precision, lifted)(*arguments)
+            return Run(_to_numpy(outputs) | self._changed(state, precision), _to_numpy(gradients), _to_numpy(of_inputs))
 
     def steps(
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
@@ -49,8 +58,8 @@ class JaxRunner:
         """One optimizer step per batch."""
 
         def gradient(parameters: Mapping[str, jax.Array], batch: Arrays) -> Mapping[str, jax.Array]:
-            inputs = _cast(batch, precision)
-            return self._program(parameters, inputs, precision, lifted)(parameters, inputs)[1]
+            arguments = (parameters, *self._arguments({}, batch, precision)[1:])
+            return self._program(*arguments, precision, lifted)(*arguments)[1]
 
         return self._steps(points, batches, gradient, precision, lifted)
 
@@ -69,8 +78,8 @@ class JaxRunner:
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where the float64 program drops to a lower precision, in data order."""
         with self.mode("float64"):
-            parameters, inputs = _cast(weights, "float64"), _cast(batch, "float64")
-            return islands.find_islands(self._differentiated(), parameters, inputs, side=self.label)
+            arguments = self._arguments(weights, batch, "float64")
+            return islands.find_islands(self._differentiated("float64"), *arguments, side=self.label)
 
     def optimizer_islands(self, start: Arrays) -> list[Island]:
         """Where a float64 optimizer step drops to a lower precision, in data order."""
@@ -82,11 +91,11 @@ class JaxRunner:
     def count(self, weights: Arrays, batch: Arrays) -> Work:
         """Matmul FLOPs by walking the traced program, and XLA's own count of everything before it optimises."""
         with self.mode("float32"):
-            shapes = jax.eval_shape(lambda: (_cast(weights, "float32"), _cast(batch, "float32")))
+            shapes = jax.eval_shape(lambda: self._arguments(weights, batch, "float32"))
             notes: list[str] = []
 
-            def forward(parameters: Any, inputs: Any) -> Mapping[str, jax.Array]:
-                return self.side.function(parameters, **inputs)
+            def forward(parameters: Any, state: Any, inputs: Any) -> Any:
+                return by_name(self.model.at("float32")(parameters, state, self.form, inputs)[0])
 
             def lowered(function: Callable[..., Any]) -> int | None:
                 cost = count.lowered_flops(function, *shapes)
@@ -94,32 +103,62 @@ class JaxRunner:
                 return cost.flops
 
             methods: list[tuple[str, str, Callable[[], int | None]]] = []
-            for name, function in (("forward", forward), ("forward_backward", self._differentiated())):
+            for name, function in (
+                ("forward", forward),
+                ("forward_backward", self._differentiated("float32", inputs_too=False)),
+            ):
                 methods.append((name, "jaxpr", partial(count.traced_flops, function, *shapes)))
                 methods.append((name, "xla_lowered", partial(lowered, function)))
             work = collect(methods, self.label)
             return Work(work.flops, (*work.notes, *notes))
 
-    def _differentiated(self) -> Callable[..., Any]:
-        """(parameters, inputs) -> (outputs, gradients), a fresh function: no two precisions may share a trace."""
+    def _differentiated(self, precision: str, inputs_too: bool = True) -> Callable[..., Any]:
+        """(parameters, state, inputs) -> (outputs, gradients, gradients of float inputs, state).
 
-        def scalar(parameters: Any, inputs: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-            outputs = named_outputs(self.label, self.side.function(parameters, **inputs), self.loss)
-            return (_project(outputs) if self.loss is None else outputs[self.loss]), outputs
+        A fresh function: no two precisions may share a trace.
+        """
+        program = self.model.at(precision)
 
-        def both(parameters: Any, inputs: Any) -> tuple[dict[str, jax.Array], Any]:
-            (_, outputs), gradients = jax.value_and_grad(scalar, has_aux=True)(parameters, inputs)
-            return outputs, gradients
+        def scalar(parameters: Any, floats: Any, state: Any, others: Any) -> tuple[jax.Array, tuple[Any, Any]]:
+            returned, changed = program(parameters, state, self.form, {**floats, **others})
+            outputs = named_outputs(self.label, returned, self.loss, self.aliases)
+            loss = _project(outputs) if self.loss is None else scalar_loss(self.label, self.loss, returned, outputs)
+            return loss, (outputs, changed)
 
-        return both
+        def all_of_it(parameters: Any, state: Any, inputs: Any) -> tuple[Any, Any, Any, Any]:
+            floats = {name: value for name, value in inputs.items() if jnp.issubdtype(value.dtype, jnp.floating)}
+            others = {name: value for name, value in inputs.items() if name not in floats}
+            by = (0, 1) if inputs_too else (0,)
+            differentiated = jax.value_and_grad(scalar, by, has_aux=True)
+            (_, (outputs, changed)), (gradients, *rest) = differentiated(parameters, floats, state, others)
+            return outputs, gradients, rest[0] if rest else {}, changed
 
-    def _program(self, parameters: Any, inputs: Any, precision: str, lifted: bool) -> Any:
-        key = (precision, lifted, *_shapes(parameters), *_shapes(inputs))
+        return all_of_it
+
+    def _arguments(self, weights: Arrays, batch: Arrays, precision: str) -> tuple[Any, Any, Any]:
+        """Parameters, state and inputs; what counts random draws goes on from run to run, as in the module itself."""
+        state = _cast(self.model.state, precision)
+        self._runs += 1
+        for name, drawn in self.model.at(precision).counters.items():
+            state[name] = jnp.asarray(drawn + np.asarray(self._runs, drawn.dtype))
+        return _cast(weights, precision), state, _cast(batch, precision)
+
+    def _changed(self, state: Mapping[str, jax.Array], precision: str) -> dict[str, np.ndarray]:
+        """The state that a run left other than it found it, under the pair's names."""
+        before = _to_numpy(_cast(self.model.state, precision))
+        changed = {}
+        for name, value in _to_numpy(state).items():
+            if name in before and not np.array_equal(before[name], value, equal_nan=True):
+                changed[self.aliases.get(f"state {name}", f"state {name}")] = value
+        return changed
+
+    def _program(self, parameters: Any, state: Any, inputs: Any, precision: str, lifted: bool) -> Any:
+        key = (precision, lifted, *_shapes(parameters), *_shapes(inputs), *self.aliases.items())
         if key not in self._programs:
-            function = self._differentiated()
+            function = self._differentiated(precision)
             if lifted:
                 function = lifting.lift(function)
-            self._programs[key] = jax.jit(function).lower(parameters, inputs).compile()
+            self._programs[key] = jax.jit(function).lower(parameters, state, inputs).compile()
         return self._programs[key]
 
     def _steps(
@@ -155,11 +194,14 @@ class JaxRunner:
         given = self.side.optimizer
         optimizer = given if hasattr(given, "update") else given()
 
-        def update(gradients: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
-            steps, state = optimizer.update(gradients, state, parameters)
-            return optax.apply_updates(parameters, steps), state
+        def init(parameters: Any) -> Any:
+            return optimizer.init(self.model.tree(parameters))
 
-        return optimizer.init, update
+        def update(gradients: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
+            steps, state = optimizer.update(self.model.tree(gradients), state, self.model.tree(parameters))
+            return optax.apply_updates(dict(parameters), _like(parameters, steps)), state
+
+        return init, update
 
 
 def _project(outputs: Mapping[str, jax.Array]) -> jax.Array:
@@ -177,10 +219,15 @@ def _moment(state: Any, names: Sequence[str]) -> Mapping[str, jax.Array]:
     found: dict[str, jax.Array] = {}
     for node in jax.tree.leaves(state, is_leaf=lambda node: any(hasattr(node, name) for name in names)):
         for tree in (getattr(node, name) for name in names if hasattr(node, name)):
-            if isinstance(tree, Mapping):
-                # a group has a placeholder for the parameters of the others
-                found |= {name: value for name, value in tree.items() if isinstance(value, jax.Array)}
+            if not isinstance(tree, jax.Array):
+                found |= by_name(tree)  # a group has a placeholder for the parameters of the others
     return found
+
+
+def _like(parameters: Mapping[str, jax.Array], steps: Any) -> dict[str, Any]:
+    """Updates by name, in the order of the parameters."""
+    named = by_name(steps)
+    return {name: named[name] for name in parameters}
 
 
 def _shapes(arrays: Mapping[str, jax.Array]) -> tuple[Any, ...]:
@@ -188,13 +235,17 @@ def _shapes(arrays: Mapping[str, jax.Array]) -> tuple[Any, ...]:
 
 
 def _cast(arrays: Arrays, precision: str) -> dict[str, jax.Array]:
-    """Floats in the working precision, whole numbers as int32, truth values as they are; cast before JAX sees them."""
+    """Floats in the working precision, truth values as they are; cast before JAX sees them.
+
+    Whole numbers get 64 bits with float64 and 32 without, where JAX has no more and cuts off what is beyond.
+    """
     cast = {}
     for name, array in arrays.items():
         if is_float(array):
             dtype = jnp.dtype(precision)
         else:
-            dtype = np.dtype(bool if array.dtype == bool else np.int32)
+            whole = np.int64 if precision == "float64" else np.int32
+            dtype = np.dtype(bool if array.dtype == bool else whole)
         cast[name] = jax.device_put(array.astype(dtype))
     return cast
 

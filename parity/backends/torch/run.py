@@ -11,20 +11,27 @@ import torch
 
 from ...errors import ParityUsageError
 from ...islands import Island
-from ...pair import Torch
-from ...runs import MOMENTS, Arrays, Run, Step, is_float, named_outputs, projection
+from ...pair import Pair
+from ...runs import MOMENTS, Arrays, Run, Step, is_float, loss_of, named_outputs, projection, scalar_loss
+from ...trees import Form
 from ...work import Work, collect
 from . import count, islands
+from .models import Model
 from .versions import DTYPES, from_numpy, to_numpy
 
 
 class TorchRunner:
-    """Runs `side.build` and `side.optimizer` at the precision asked for."""
+    """Runs a PyTorch side and its optimizer at the precision asked for; `role` is "reference" or "candidate"."""
 
-    def __init__(self, side: Torch, loss: str | None, device: str):
-        self.side = side
-        self.label = side.label
-        self.loss = loss
+    def __init__(self, role: str, pair: Pair, weights: Arrays | None, form: Form, device: str):
+        self.model = Model(role, getattr(pair, role), weights, form)
+        self.side = self.model.side
+        self.label = self.side.label
+        self.own: Arrays | None = self.model.own
+        self.state: Arrays = self.model.state
+        self.optimizes = self.side.optimizer is not None
+        self.loss = loss_of(role, pair)
+        self.aliases: Mapping[str, str] = {}
         self.device = torch.device(device)
 
     @contextmanager
@@ -45,9 +52,15 @@ class TorchRunner:
         """Outputs and gradients of one batch."""
         with self.mode():
             module = self._module(weights, precision)
-            outputs = self._backward(module, self._cast(batch, precision), lifted)
+            inputs = self._cast(batch, precision)
+            floats = {name: tensor.requires_grad_() for name, tensor in inputs.items() if tensor.is_floating_point()}
+            # a leaf that needs a gradient could not be written to in place
+            clones = {name: leaf.clone() for name, leaf in floats.items()}
+            outputs = self._backward(module, {**inputs, **clones}, lifted)
+            state = {f"state {name}": value for name, value in self.model.changed_state(module).items()}
             gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
-            return Run(_to_numpy(outputs), _to_numpy(gradients))
+            of_inputs = {name: _gradient(leaf) for name, leaf in floats.items()}
+            return Run(_to_numpy(outputs | self._renamed(state)), _to_numpy(gradients), _to_numpy(of_inputs))
 
     def steps(
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
@@ -106,7 +119,7 @@ class TorchRunner:
         inputs = self._cast(batch, "float32")
 
         def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
-            module(**inputs)
+            self.model.call(module, inputs)
 
         def forward_backward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
             self._backward(module, inputs, lifted=False)
@@ -117,14 +130,18 @@ class TorchRunner:
         return collect([(each.__name__, "torch", counted(each)) for each in (forward, forward_backward)], self.label)
 
     def _module(self, weights: Arrays, precision: str) -> torch.nn.Module:
-        return self.side.build(self._cast(weights, precision))
+        return self.model.at(self._cast(weights, precision), precision)
+
+    def _renamed(self, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {self.aliases.get(name, name): value for name, value in arrays.items()}
 
     def _backward(
         self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], lifted: bool
     ) -> dict[str, torch.Tensor]:
         with islands.lift() if lifted else nullcontext():
-            outputs = named_outputs(self.label, module(**inputs), self.loss)
-            loss = _project(outputs) if self.loss is None else outputs[self.loss]
+            returned = self.model.call(module, inputs)
+            outputs = named_outputs(self.label, returned, self.loss, self.aliases)
+            loss = _project(outputs) if self.loss is None else scalar_loss(self.label, self.loss, returned, outputs)
             if loss.requires_grad:  # it may depend on no parameter: then every gradient is zero, as in JAX
                 loss.backward()
         return outputs
@@ -189,7 +206,7 @@ def _moments(
     }
 
 
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
     """The gradient, zeros where autograd left none: JAX gives zeros for a parameter that the loss does not reach."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 

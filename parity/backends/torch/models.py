@@ -1,0 +1,155 @@
+"""A PyTorch side as a module whose parameters can be set by name, at any precision; the caller's is never touched."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import ParityUsageError
+from ...pair import Torch
+from ...recognition import recognised
+from ...runs import Arrays, is_float
+from ...trees import Form, is_array, leaves, rebuilt, to_array
+from .versions import DTYPES, from_numpy
+
+Place = tuple[nn.Module, str]
+
+
+class Plain(nn.Module):
+    """A function of parameters and inputs as a module; its parameters keep their names, which may have dots in them."""
+
+    def __init__(self, function: Callable[..., Any], params: Any):
+        super().__init__()
+        self.function = function
+        for name, leaf in leaves(params):
+            if is_array(leaf) and is_float(to_array(leaf)):
+                self._parameters[name] = nn.Parameter(as_tensor(leaf))  # register_parameter refuses the dots
+        held = self._parameters
+        self.params = rebuilt(params, lambda name, leaf: None if name in held else as_tensor(leaf))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns."""
+        if self.params is None:
+            return self.function(*args, **kwargs)
+        return self.function(rebuilt(self.params, self._parameters.get), *args, **kwargs)
+
+
+class Model:
+    """What a PyTorch side runs.
+
+    Args:
+        role: "reference" or "candidate", for messages.
+        given: the side as it stands in the pair.
+        names: of the weights that the pair gives, or None where the side holds its own.
+        form: how the module is called.
+
+    Raises:
+        ParityUsageError: a module whose parameters are not those that the pair gives.
+    """
+
+    def __init__(self, role: str, given: Any, weights: Arrays | None, form: Form):
+        self.role, self.given, self.weights, self.form = role, given, weights, form
+        self.side = self._side("float32")
+        original = self._module(self.side)
+        named = dict(original.named_parameters())
+        if weights is not None and weights.keys() != named.keys():
+            missing, surplus = sorted(named.keys() - weights.keys()), sorted(weights.keys() - named.keys())
+            found = f"missing: {', '.join(missing) or 'none'}, surplus: {', '.join(surplus) or 'none'}"
+            raise ParityUsageError(f"weights: the parameters of {self.side.label}, got {found}; give each by its name")
+        self.own = None if weights is not None else {name: to_array(value) for name, value in named.items()}
+        self.state = {name: to_array(value) for name, value in _state(original)}
+        self._skeletons: dict[str, tuple[nn.Module, dict[str, list[Place]]]] = {}
+        self._filled = ""
+
+    def at(self, weights: Mapping[str, torch.Tensor], precision: str) -> nn.Module:
+        """The module at a precision with these parameters and its first state; it holds them until the next call."""
+        if precision not in self._skeletons:
+            module = skeleton(self._module(self._side(precision)), precision)
+            self._skeletons[precision] = (module, parameter_places(module))
+        if self._filled not in ("", precision):  # one model's numbers at a time: it may be large
+            other, places = self._skeletons[self._filled]
+            _fill(places, {name: parameter.detach().to("meta") for name, parameter in other.named_parameters()})
+        self._filled = precision
+        module, places = self._skeletons[precision]
+        _fill(places, weights)
+        with torch.no_grad():
+            for name, buffer in _state(module):
+                buffer.copy_(from_numpy(self.state[name], buffer.device))
+        return module
+
+    def call(self, module: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any:
+        """What the module returns for a batch."""
+        return self.form.call(partial(self.side.call, module) if self.side.call else module, inputs)
+
+    def changed_state(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """The floats among the module's state that the last call changed (running statistics)."""
+        return {
+            name: value.detach().clone()
+            for name, value in _state(module)
+            if not torch.equal(value, from_numpy(self.state[name], value.device).to(value.dtype))
+        }
+
+    def _side(self, precision: str) -> Torch:
+        side = recognised(self.role, self.given, precision)
+        assert isinstance(side, Torch)
+        return side
+
+    def _module(self, side: Torch) -> nn.Module:
+        if isinstance(side.function, nn.Module):
+            return side.function
+        params = side.params
+        if params is None and self.weights is not None:
+            params = {name: from_numpy(value, torch.device("cpu")) for name, value in self.weights.items()}
+        return Plain(side.function, params)
+
+
+def skeleton(module: nn.Module, precision: str) -> nn.Module:
+    """A copy of a module whose floats are of `precision`; its parameters are on the meta device, to be set."""
+    known: dict[int, Any] = {}
+    for parameter in module.parameters():
+        dtype = DTYPES[precision] if parameter.is_floating_point() else parameter.dtype
+        empty = torch.empty_like(parameter, dtype=dtype, device="meta")
+        known[id(parameter)] = nn.Parameter(empty, parameter.is_floating_point())
+    for buffer in module.buffers():
+        known[id(buffer)] = buffer.detach().to(
+            DTYPES[precision] if buffer.is_floating_point() else buffer.dtype, copy=True
+        )
+    return copy.deepcopy(module, known)
+
+
+def parameter_places(module: nn.Module) -> dict[str, list[Place]]:
+    """Every module and key that holds a parameter, by the first of its names: a tied one has several."""
+    first = {id(parameter): name for name, parameter in module.named_parameters()}
+    places: dict[str, list[Place]] = {name: [] for name in first.values()}
+    for owner in module.modules():
+        for key, parameter in owner._parameters.items():
+            if parameter is not None:
+                places[first[id(parameter)]].append((owner, key))
+    return places
+
+
+def as_tensor(leaf: Any) -> Any:
+    """An array of any framework as a tensor of its own; whatever else as it stands."""
+    return from_numpy(to_array(leaf), torch.device("cpu")) if is_array(leaf) else leaf
+
+
+def _fill(places: Mapping[str, list[Place]], weights: Mapping[str, torch.Tensor]) -> None:
+    for name, value in weights.items():
+        parameter = nn.Parameter(value, value.is_floating_point())
+        for owner, key in places[name]:
+            owner._parameters[key] = parameter
+            if "." not in key:
+                setattr(owner, key, parameter)  # an RNN keeps its parameters in a list as well
+
+
+def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Float buffers that are saved with the model: state, where the others are constants that it worked out."""
+    for prefix, owner in module.named_modules():
+        for key, buffer in owner._buffers.items():
+            if buffer is not None and key not in owner._non_persistent_buffers_set and buffer.is_floating_point():
+                yield f"{prefix}.{key}" if prefix else key, buffer

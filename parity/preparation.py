@@ -1,0 +1,131 @@
+"""Before anything is judged: batches are drawn, both sides are made ready, their weights are shown to be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .errors import ParityUsageError
+from .links import Blocks, Link, Mapped
+from .matching import Matched, match_names, match_values
+from .options import Options
+from .pair import Pair
+from .runs import Arrays, named_arrays
+from .sides import Linked, Sides, rounded
+from .trees import Form, to_array
+from .weights.weight_map import WeightMap
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the stages start from: numbers that are exact in float32, so that every precision can start from them.
+
+    `apart` names the parameters of each side that have no equal on the other, `batches` are as many as are pooled or
+    stepped over, `pooled` how many of them are independent.
+    """
+
+    pair: Pair
+    sides: Sides
+    weights: Arrays
+    batches: list[Arrays]
+    pooled: int
+    apart: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    notes: tuple[str, ...] = ()
+
+
+def prepare(pair: Pair, options: Options) -> Prepared:
+    """A pair made ready.
+
+    Raises:
+        ParityUsageError: its inputs, weights or sides cannot be run.
+    """
+    if isinstance(pair.weights, Mapping):
+        pair = replace(pair, weights=named_arrays("weights", pair.weights))
+    form, batches = drawn(pair, options)
+    sides = Sides.of(pair, form, options.device)
+    sides.candidate.aliases = {
+        f"state {theirs}": f"state {ours}" for ours, theirs in match_names(sides.reference.state, sides.candidate.state)
+    }
+    prepared = Prepared(pair, sides, {}, batches, options.batches if callable(pair.inputs) else 1)
+    if isinstance(pair.weights, Mapping):
+        return replace(prepared, weights=rounded(pair.weights, "float32"))
+    if isinstance(pair.weights, WeightMap):
+        return _mapped(prepared, pair.weights)
+    if pair.weights == "loaded":
+        return _loaded(prepared)
+    if pair.weights == "infer":
+        raise ParityUsageError("weights: 'loaded', a WeightMap or a dict of arrays, got 'infer', which is yet to come")
+    found = repr(pair.weights) if isinstance(pair.weights, str) else type(pair.weights).__name__
+    raise ParityUsageError(f"weights: 'loaded', a WeightMap or a dict of arrays, got {found}; give one of these")
+
+
+def drawn(pair: Pair, options: Options) -> tuple[Form, list[Arrays]]:
+    """Batches by name, and how a side is called with one; those that are a function's come from one generator.
+
+    Raises:
+        ParityUsageError: inputs that are no arrays in a tuple or dict, or that change their form.
+    """
+    generator = np.random.Generator(np.random.PCG64(options.seed))
+    given = pair.inputs
+    # one fixed batch again and again: its errors would count as many, so that it is pooled once
+    count = max(options.batches if callable(given) else 1, options.steps)
+    batches = [given(generator) if callable(given) else given for _ in range(count)]
+    for batch in batches:
+        if not isinstance(batch, tuple | list | Mapping):
+            found = type(batch).__name__
+            raise ParityUsageError(f"inputs: a tuple or dict of arrays, got {found}; write (array,) or {{'x': array}}")
+    forms = [Form(tuple(batch) if isinstance(batch, list) else batch) for batch in batches]
+    arrays = [named_arrays("inputs", form.arrays()) for form in forms]
+    for each in arrays:
+        if each.keys() != arrays[0].keys():
+            raise ParityUsageError(
+                f"inputs: the same names in every batch, got {', '.join(each)} after {', '.join(arrays[0])}; "
+                "give arrays of the same names"
+            )
+    return forms[0], [rounded(each, "float32") for each in arrays]
+
+
+def _mapped(prepared: Prepared, weight_map: WeightMap) -> Prepared:
+    reference, candidate = _own(prepared.sides)
+    return _linked(prepared, Mapped.of(weight_map, reference, candidate), reference)
+
+
+def _loaded(prepared: Prepared) -> Prepared:
+    """Pairs the parameters by their values; what values leave open is told apart by the first batch's gradients."""
+    reference, candidate = _own(prepared.sides)
+    matched = match_values(reference, candidate)
+    if matched.open:
+        matched = _settled(prepared, matched, reference)
+    apart = matched.link.apart
+    names = [f"{label}: {', '.join(each)}" for label, each in zip(prepared.sides.labels, apart, strict=True) if each]
+    notes = (f"weights without an equal on the other side: {'; '.join(names)}",) if names else ()
+    return replace(_linked(prepared, matched.link, reference), apart=apart, notes=notes)
+
+
+def _settled(prepared: Prepared, matched: Matched, reference: Arrays) -> Matched:
+    sides, batches = prepared.sides, prepared.batches[:1]
+    weights = rounded(reference, "float32")
+    (mine,), (theirs,) = (
+        Sides(runner, runner).reference_run(each, batches, "float64")
+        for runner, each in ((sides.reference, weights), (sides.candidate, matched.link.forward(weights)))
+    )
+    return matched.settled(mine.gradients, theirs.gradients)
+
+
+def _linked(prepared: Prepared, link: Link, reference: Arrays) -> Prepared:
+    sides = prepared.sides
+    if not isinstance(link, Blocks) or not link.trivial:
+        sides = Sides(sides.reference, Linked(sides.candidate, link))
+    return replace(prepared, sides=sides, weights=rounded(reference, "float32"))
+
+
+def _own(sides: Sides) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Both sides' own parameters as arrays."""
+    held: list[dict[str, np.ndarray]] = []
+    for runner in (sides.reference, sides.candidate):
+        own: Any = runner.own or {}
+        held.append({name: to_array(value) for name, value in own.items()})
+    return held[0], held[1]

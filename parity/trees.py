@@ -1,0 +1,79 @@
+"""Nested containers as arrays with names and back: dicts, lists, tuples, named tuples, dataclasses. NumPy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+
+def is_array(value: Any) -> bool:
+    """An array or tensor of NumPy, JAX or PyTorch."""
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def to_array(value: Any) -> np.ndarray:
+    """The numbers of an array or tensor of any framework."""
+    if hasattr(value, "detach"):  # a tensor: without its graph, on the host, in a type that NumPy has
+        value = value.detach().cpu()
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+    return np.asarray(value)
+
+
+def children(tree: Any) -> list[tuple[str, Any]] | None:
+    """The parts of a container by name, or None for a leaf."""
+    if isinstance(tree, Mapping):
+        return [(str(key), tree[key]) for key in tree]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return list(zip(tree._fields, tree, strict=True))
+    if isinstance(tree, list | tuple):
+        return [(str(index), value) for index, value in enumerate(tree)]
+    if is_dataclass(tree) and not isinstance(tree, type) and not is_array(tree):
+        return [(field.name, getattr(tree, field.name)) for field in fields(tree)]
+    return None
+
+
+def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with its path, the parts joined by dots, in the order of the containers."""
+    parts = children(tree)
+    if parts is None:
+        yield name, tree
+    else:
+        for key, part in parts:
+            yield from leaves(part, f"{name}.{key}" if name else key)
+
+
+def rebuilt(tree: Any, replace: Callable[[str, Any], Any], name: str = "") -> Any:
+    """A container of the same form whose leaves are `replace(path, leaf)`."""
+    parts = children(tree)
+    if parts is None:
+        return replace(name, tree)
+    values = {key: rebuilt(part, replace, f"{name}.{key}" if name else key) for key, part in parts}
+    if isinstance(tree, Mapping):
+        return dict(zip(tree, values.values(), strict=True))
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*values.values())
+    if isinstance(tree, list | tuple):
+        return (list if isinstance(tree, list) else tuple)(values.values())
+    copy = object.__new__(type(tree))  # frozen dataclasses, and those whose __init__ takes other arguments
+    for key, value in values.items():
+        object.__setattr__(copy, key, value)
+    return copy
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a side is called: which argument each array of a batch is. Whatever is no array is given as it stands."""
+
+    tree: Any
+
+    def arrays(self) -> dict[str, Any]:
+        """The arrays of the batch that this form was taken from, by name."""
+        return {name: leaf for name, leaf in leaves(self.tree) if is_array(leaf)}
+
+    def call(self, function: Callable[..., Any], batch: Mapping[str, Any], *first: Any) -> Any:
+        """`function(*first, *inputs)` or, for a dict, `function(*first, **inputs)`, with the arrays of `batch`."""
+        inputs = rebuilt(self.tree, batch.get)
+        return function(*first, **inputs) if isinstance(inputs, dict) else function(*first, *inputs)
