@@ -170,8 +170,8 @@ def main(ctx: click.Context) -> None:
 @click.option("--batch", type=Whole(1), help="Sequences per batch; the last one is padded.  [default: 2]")
 @click.option("--seq", type=Whole(4), help="Tokens per sequence.  [default: 128, or the model's maximum]")
 @click.option("--batches", type=Whole(1), help="Batches whose errors are pooled.  [default: 8, fewer for large models]")
-@click.option("--steps", type=Whole(0), default=3, show_default=True, help="AdamW steps.")
-@click.option("--seed", type=Whole(0), default=0, show_default=True, help="Of weights, text and gradients.")
+@click.option("--steps", type=Whole(0), help="AdamW steps.  [default: 3]")
+@click.option("--seed", type=Whole(0), help="Of weights, text and gradients.  [default: 0]")
 @click.option(
     "--dtype",
     "dtypes",
@@ -179,7 +179,7 @@ def main(ctx: click.Context) -> None:
     type=OneOf(["float64", "float32", "bfloat16", "float16"]),
     help="Judge this precision after float64; may be repeated.  [default: float32, bfloat16]",
 )
-@click.option("--device", type=OneOf(["cpu", "cuda"]), default="cpu", show_default=True, help="Where both sides run.")
+@click.option("--device", type=OneOf(["cpu", "cuda"]), help="Where both sides run.  [default: cpu]")
 @click.option("--kernel", type=OneOf(["einsum", "fused"]), help="Attention: written out, or the framework's own.")
 @click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Change one field of the ModelConfig.")
 @click.option("--shrink", is_flag=True, help="The same architecture at a size that runs anywhere.")
@@ -193,6 +193,8 @@ def check(targets: tuple[str, ...], json_path: str | None, no_color: bool, debug
     TARGET is a preset of the pair that ships, on real text: tiny (the default), tiny-llama, tiny-qwen3, tiny-bert,
     gpt2, llama3-8b, bert-base ... (`parity check list` names them all); or a parity.Pair of your own: file.py,
     file.py:NAME or module:NAME, where NAME is a Pair, a list of Pairs or a function that returns one.
+
+    Other defaults, and failing rows that are accepted for a while, stand in [tool.parity] of pyproject.toml.
     """
     del debug  # read by Commands.main
     # OpenMP threads that wait actively take the cores from XLA's: three times the processor time on two cores

@@ -5,16 +5,19 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from .acceptance import accept, today, unneeded
 from .errors import ParityUsageError
-from .limits import POOLED_BATCHES, default_batches, refuse_what_does_not_fit, require_device, return_freed_memory
+from .limits import default_batches, refuse_what_does_not_fit, require_device, return_freed_memory
 from .options import Options
 from .output import STDOUT, destination_of, showing, write_result, write_results
 from .pair import Pair
+from .settings import find_settings
 from .targets import is_own, load_pairs
 from .verdict import check
 
@@ -23,7 +26,7 @@ DEFAULT_BATCH = 2
 DEFAULT_SEQ = 128
 #: Options that a Pair of the caller's own has no use for, and those that every check has.
 PRESET_OPTIONS = ("weights", "text", "batch", "seq", "kernel", "settings", "shrink")
-COMMON_OPTIONS = ("steps", "seed", "device")
+COMMON_OPTIONS = ("batches", "steps", "seed", "device")
 #: More text than any check reads, so that a long file is not tokenized to its end.
 TOKENIZED_BYTES = 200_000
 
@@ -41,41 +44,60 @@ def run_check(*, targets: tuple[str, ...], json_path: str | None, plain: bool, p
     planted = [plant_fault(plant).describe(plant)] if plant is not None else []
     return_freed_memory()
     destination = destination_of(json_path)
+    project = find_settings(Path.cwd())
+    given = {**project.options, **_said(words)}
     # every target is understood before the first one is checked
-    work = [each for target in targets or (DEFAULT_PRESET,) for each in build_target(target, words, bool(targets))]
+    work = [
+        each for target in targets or (DEFAULT_PRESET,) for each in build_target(target, words, given, bool(targets))
+    ]
     results = []
     for pair, options in work:
         with showing(plain) as progress:
-            result = check(replace(pair, notes=(*planted, *pair.notes)), options, progress)
+            measured = check(replace(pair, notes=(*planted, *pair.notes)), options, progress)
+        result = accept(measured, project.accepted, today())
         results.append(result)
         write_result(result, destination if len(work) == 1 else None, plain, quiet=destination == STDOUT)
     if len(work) > 1:
         write_results(results, destination, plain)
-    return max((result.exit_status for result in results), key=(0, 3, 1).index)
+    surplus = unneeded(project, [result.to_dict() for result in results])
+    for line in surplus:
+        print(f"error: {line}", file=sys.stderr)
+    return max((*(result.exit_status for result in results), *(1 for _ in surplus)), key=(0, 3, 1).index)
 
 
-def build_target(target: str, words: Mapping[str, Any], named: bool) -> list[tuple[Pair, Options]]:
-    """The checks of one target: a preset, or every pair of the caller's own code.
+def _said(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of Options that the words of a call say."""
+    said = {name: words[name] for name in COMMON_OPTIONS if words[name] is not None}
+    if words["dtypes"]:
+        said["precisions"] = _precisions(words["dtypes"])
+    return said
+
+
+def _precisions(dtypes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(dtype for dtype in dtypes if dtype != "float64"))
+
+
+def build_target(
+    target: str, words: Mapping[str, Any], given: Mapping[str, Any], named: bool
+) -> list[tuple[Pair, Options]]:
+    """The checks of one target: a preset, or every pair of the caller's own code; `given` are fields of Options.
 
     Raises:
         ParityUsageError: it cannot be had, or an option is given that only a preset has.
     """
+    options = Options(**given)
     if not is_own(target):
-        preset = target if named else None
-        return [build_pair(preset=preset, **words)]
+        sizes = {name: getattr(options, name) for name in ("steps", "seed", "device")}
+        sizes["batches"] = given.get("batches")  # None: as many as a model of its size can have
+        pair, built = build_pair(preset=target if named else None, **{**words, **sizes})
+        return [(pair, replace(options, batches=built.batches))]
     if surplus := [name for name in PRESET_OPTIONS if words[name]]:
         flag = {"settings": "set"}.get(surplus[0], surplus[0])
         raise ParityUsageError(
             f"--{flag}: only with a preset, got {target}; the Pair has weights and inputs of its own"
         )
-    require_device(words["device"])
-    options = Options(batches=words["batches"] or POOLED_BATCHES, **{name: words[name] for name in COMMON_OPTIONS})
-    return [(pair, _with_precisions(options, words["dtypes"])) for pair in load_pairs(target)]
-
-
-def _with_precisions(options: Options, dtypes: Sequence[str]) -> Options:
-    precisions = tuple(dict.fromkeys(dtype for dtype in dtypes if dtype != "float64"))
-    return replace(options, precisions=precisions) if dtypes else options
+    require_device(options.device)
+    return [(pair, options) for pair in load_pairs(target)]
 
 
 def build_pair(
@@ -123,7 +145,8 @@ def build_pair(
         device=device,
         changes=" ".join((*(["--shrink"] if shrink else []), *(f"--set {setting}" for setting in settings))),
     )
-    return pair, _with_precisions(Options(batches=batches, steps=steps, seed=seed, device=device), dtypes)
+    options = Options(batches=batches, steps=steps, seed=seed, device=device)
+    return pair, replace(options, precisions=_precisions(dtypes)) if dtypes else options
 
 
 def find_model(preset: str | None, weights: str | None, shrink: bool) -> tuple[str, Any, Any, str]:

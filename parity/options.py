@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from .errors import ParityUsageError
 from .formats import FORMATS
 
+DEVICES = ("cpu", "cuda")
+
 
 @dataclass(frozen=True)
 class Options:
@@ -31,6 +33,8 @@ class Options:
             if name not in FORMATS or name == "float64":
                 known = ", ".join(each for each in FORMATS if each != "float64")
                 raise ParityUsageError(f"precisions: of {known}, got {name!r}; float64 is always judged")
+        if self.device not in DEVICES:
+            raise ParityUsageError(f"device: one of {', '.join(DEVICES)}, got {self.device!r}; choose one of them")
         if self.steps and not self.grads:
             object.__setattr__(self, "steps", 0)
         for name, least in (("batches", 1), ("steps", 0), ("seed", 0)):

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from .errors import ParityUsageError
-from .report import STYLES, print_report
+from .report import is_accepted, print_report, style_of
 from .result import Result
 
 STDOUT = "-"
@@ -89,15 +89,15 @@ def write_results(results: Sequence[Result], destination: Path | str | None, pla
     console = Console(color_system=None if plain else "auto", highlight=False)
     console.print()
     for result in results:
-        console.print(
-            f"{result.verdict:8}{result.rung or '':16}{result.target}", style=STYLES[result.verdict], markup=False
-        )
+        accepted = "  accepted" if is_accepted(result) else ""
+        line = f"{result.verdict:8}{result.rung or '':16}{result.target}{accepted}"
+        console.print(line, style=style_of(result), markup=False)
     if destination is not None:
         write_whole(Path(destination), document + "\n")
 
 
-def destination_of(path: str | None) -> Path | str | None:
-    """The place of `--json`, tried out before a minute of work is done for it.
+def destination_of(path: str | None, option: str = "--json") -> Path | str | None:
+    """The place that `option` names, tried out before a minute of work is done for it.
 
     Raises:
         ParityUsageError: no file can be written there.
@@ -117,7 +117,7 @@ def destination_of(path: str | None) -> Path | str | None:
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ParityUsageError(
-            f"--json: a file that can be written, got {path!r} ({why}); choose another place"
+            f"{option}: a file that can be written, got {path!r} ({why}); choose another place"
         ) from error
     return place
 

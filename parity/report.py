@@ -6,12 +6,14 @@ import io
 import math
 import textwrap
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .acceptance import describe_accepted
 from .result import Result, Row
 from .work import Counts, Work
 
@@ -86,7 +88,7 @@ def _parts(result: Result, width: int) -> Iterator[RenderableType]:
     def paragraph(text: str, style: str = "") -> Text:
         return Text(textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False), style=style)
 
-    yield paragraph(_headline(result), STYLES[result.verdict])
+    yield paragraph(_headline(result), style_of(result))
     for note in result.notes:
         yield paragraph(note, "dim")
     if result.rows:
@@ -106,12 +108,28 @@ def _parts(result: Result, width: int) -> Iterator[RenderableType]:
         for note in result.work.notes:
             yield paragraph(note, "dim")
     yield Text()
-    yield paragraph(_verdict(result), STYLES[result.verdict])
+    yield paragraph(_verdict(result), style_of(result))
+
+
+def is_accepted(result: Result) -> bool:
+    """Whether a result passed for its acceptances alone."""
+    return result.passed and result.verdict != "PASS"
+
+
+def style_of(result: Result) -> str:
+    """The colour of a result's verdict."""
+    return "yellow" if is_accepted(result) else STYLES[result.verdict]
 
 
 def _headline(result: Result) -> str:
     sides = " against ".join(reversed(result.rows[0].side_names)) if result.rows else "nothing compared"
-    return f"{result.target}: {sides}: {result.verdict}{f', {result.rung}' if result.rung else ''}"
+    return f"{result.target}: {sides}: {_outcome(result)}"
+
+
+def _outcome(result: Result) -> str:
+    """The verdict, the rung if there is one, and whether what failed is accepted."""
+    words = (result.verdict, result.rung, "accepted" if is_accepted(result) else None)
+    return ", ".join(word for word in words if word)
 
 
 def _sections(rows: Iterable[Row]) -> Iterator[tuple[str, str, list[Row]]]:
@@ -213,6 +231,8 @@ def _findings(result: Result) -> Iterator[tuple[str, str]]:
             f"{first.measured:.2g}, bound {first.bound:.2g}: {first.derivation}",
             "red",
         )
+    for line in describe_accepted(map(asdict, result.accepted)):
+        yield line, "yellow"
     if result.rung == "different":
         yield "the working precisions are judged only where the two are the same function", "dim"
 
@@ -248,8 +268,7 @@ def _flops_verdict(work: Work) -> str:
 
 
 def _verdict(result: Result) -> str:
-    rung = f", {result.rung}" if result.rung else ""
     why = result.reason or (RUNGS[result.rung] if result.rung else "")
-    return f"{result.verdict}{rung}  {result.target}  ({result.seconds:.0f} s, seed {result.seed})" + (
+    return f"{_outcome(result)}  {result.target}  ({result.seconds:.0f} s, seed {result.seed})" + (
         f": {why}" if why else ""
     )

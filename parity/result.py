@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from typing import Any
 
 from .errors import ParityError
@@ -56,10 +57,21 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Accepted:
+    """A failing row that the project's settings accept, for a reason, until a day."""
+
+    name: str
+    stage: str
+    reason: str
+    expires: date
+
+
+@dataclass(frozen=True)
 class Result:
     """The outcome of `parity.check`.
 
     `verdict` is PASS, FAIL, ABSTAIN or VACUOUS; `rung` is bitwise, same-function, float32-island, different or None.
+    Both are what was measured, whatever the project has `accepted`.
     """
 
     target: str
@@ -74,6 +86,7 @@ class Result:
     notes: tuple[str, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    accepted: tuple[Accepted, ...] = ()
 
     @property
     def first_difference(self) -> Row | None:
@@ -81,19 +94,28 @@ class Result:
         return next((row for row in self.rows if row.verdict == "FAIL"), None)
 
     @property
+    def passed(self) -> bool:
+        """Whether it is PASS, or FAIL in accepted rows alone: neither FLOPs nor a vacuous row can be accepted."""
+        if self.verdict != "FAIL" or self.work.equal is False:
+            return self.verdict == "PASS"
+        failed = {(row.name, row.stage) for row in self.rows if row.verdict in ("FAIL", "VACUOUS")}
+        return bool(failed) and failed <= {(each.name, each.stage) for each in self.accepted}
+
+    @property
     def exit_status(self) -> int:
-        """0 PASS, 1 FAIL or VACUOUS, 3 ABSTAIN."""
-        return EXIT_STATUS[self.verdict]
+        """0 PASS or accepted, 1 FAIL or VACUOUS, 3 ABSTAIN."""
+        return 0 if self.passed else EXIT_STATUS[self.verdict]
 
     def raise_if_different(self) -> None:
-        """Raises ParityError, its message the report, unless the verdict is PASS."""
-        if self.verdict != "PASS":
+        """Raises ParityError, its message the report, unless the verdict is PASS or what failed is accepted."""
+        if not self.passed:
             raise ParityError(str(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; NaN and infinity as strings, counts as integers."""
         rows = [{**asdict(row), "headroom": row.headroom, "required": row.required} for row in self.rows]
         first = self.first_difference
+        accepted = [{**asdict(each), "expires": each.expires.isoformat()} for each in self.accepted]
         return _plain(
             {
                 "schema": SCHEMA,
@@ -110,6 +132,7 @@ class Result:
                 "flops": {**self.work.flops, "equal": self.work.equal, "notes": self.work.notes},
                 "notes": self.notes,
                 "seconds": self.seconds,
+                "accepted": accepted,
             }
         )
 

@@ -19,6 +19,8 @@ for package in ("jaxcore", "torchref"):
 
 torch.set_num_threads(1)
 
+pytest_plugins = "pytester"  # sessions inside the tests, for the plugin
+
 
 @pytest.fixture
 def x64():

@@ -16,6 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = ("jax", "jaxlib", "flax", "optax", "torch", "transformers")
 HEAVY = (*FRAMEWORKS, "numpy", "rich", "einops", "ml_dtypes", "safetensors")
 HELP = "import sys; sys.argv = ['parity', '--help']; from parity.cli import main; main(prog_name='parity')"
+#: pytest on a file without tests, with no other plugin and none of this project's settings
+SESSION = (
+    "import os; os.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'; import pytest; assert "
+    "pytest.main(['-c', os.devnull, '-p', 'parity.plugin', '-p', 'no:cacheprovider', 'benchmarks/__init__.py']) == 5"
+)
 PARITY = Path(sysconfig.get_path("scripts")) / "parity"
 
 
@@ -41,6 +46,9 @@ LIGHT = {
     "parity.Pair": ("import parity; parity.Pair, parity.Jax, parity.Torch, parity.Options, parity.Result", FRAMEWORKS),
     "parity.account": ("import parity.account.formula, parity.account.convolution", (*FRAMEWORKS, "numpy")),
     "parity.report": ("import parity.report", FRAMEWORKS),
+    "parity.settings": ("import parity.settings, parity.acceptance", HEAVY),
+    "parity.plugin": ("import parity.plugin", HEAVY),
+    "a pytest session without pairs": (SESSION, HEAVY),
     "parity.weights": ("import parity.weights", FRAMEWORKS),
     "parity.commands": ("import parity.commands", FRAMEWORKS),
     "presets": ("import jaxcore.presets, torchref.presets", FRAMEWORKS),
@@ -61,8 +69,9 @@ def test_loads_only_what_it_needs(name):
 
 
 @pytest.mark.parametrize("package", ["numpy", "rich"])
-def test_a_planted_import_is_seen(package):
-    assert package in loaded(HELP, planted=f"import {package}")
+@pytest.mark.parametrize("code", [HELP, SESSION], ids=["help", "session"])
+def test_a_planted_import_is_seen(package, code):
+    assert package in loaded(code, planted=f"import {package}")
 
 
 def test_every_name_of_the_package_can_be_looked_up():

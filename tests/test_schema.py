@@ -6,12 +6,13 @@ import json
 import math
 from copy import deepcopy
 from dataclasses import replace
+from datetime import date
 from importlib import resources
 
 import pytest
 from functions import CANDIDATES, gate_result
 
-from parity.result import EXIT_STATUS, SCHEMA, Row
+from parity.result import EXIT_STATUS, SCHEMA, Accepted, Row
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is in the test extra")
 
@@ -91,6 +92,29 @@ def broken(change) -> object:
     return document
 
 
+def with_accepted() -> dict:
+    """The document of a result with a failing row that is accepted."""
+    failed = gate_result("tanh")
+    row = failed.rows[0]
+    accepted = Accepted(row.name, row.stage, "the port is the tanh form", date(2030, 12, 31))
+    return json.loads(replace(failed, accepted=(accepted,)).to_json())
+
+
+def test_an_accepted_row_validates_and_an_old_document_without_any_too():
+    document = with_accepted()
+    assert document["accepted"][0]["expires"] == "2030-12-31"
+    assert errors(document) == []
+    del document["accepted"]
+    assert errors(document) == []
+
+
+@pytest.mark.parametrize("change", [{"reason": ""}, {"expires": "soon"}, {"stage": "int8"}, {"until": "2030-12-31"}])
+def test_a_broken_acceptance_does_not_validate(change):
+    document = with_accepted()
+    document["accepted"][0].update(change)
+    assert errors(document)
+
+
 BROKEN = {
     "no verdict": lambda d: d.pop("verdict"),
     "another verdict": lambda d: d.update(verdict="OK"),
@@ -137,8 +161,7 @@ def test_every_object_is_described():
             for each in value:
                 yield from undescribed(schema["items"], each, f"{path}[]")
 
-    for candidate in CANDIDATES:
-        document = json.loads(gate_result(candidate).to_json())
+    for document in (with_accepted(), *(json.loads(gate_result(candidate).to_json()) for candidate in CANDIDATES)):
         del document["first_difference"]  # one of two forms, which validation has looked at
         assert list(undescribed(VALIDATOR.schema, document)) == []
     surplus = deepcopy(document)
