@@ -275,7 +275,7 @@ def test_an_accepted_difference_passes_and_is_said(session):
     assert lines[2] == "1 check: 1 FAIL (accepted)"
     (document,) = json.loads(Path("all.json").read_text())
     assert (document["verdict"], document["rung"]) == ("FAIL", "different")
-    assert {each["name"] for each in document["accepted"]} == {"y", "gradient w"}
+    assert {each["name"] for each in document["accepted"]} == {"y", "gradient w", "gradient input x"}
     assert '<property name="parity.accepted" value="y, gradient w"' in Path("junit.xml").read_text()
 
 
