@@ -13,6 +13,7 @@ from .links import Blocks, Link, Mapped
 from .matching import Matched, match_names, match_values
 from .options import Options
 from .pair import Pair
+from .result import Row
 from .runs import Arrays, named_arrays
 from .sides import Linked, Sides, rounded
 from .trees import Form, to_array
@@ -23,7 +24,7 @@ from .weights.weight_map import WeightMap
 class Prepared:
     """What the stages start from: numbers that are exact in float32, so that every precision can start from them.
 
-    `apart` names the parameters of each side that have no equal on the other, `batches` are as many as are pooled or
+    `unpaired` names the parameters of each side that have no equal on the other, `batches` are as many as are pooled or
     stepped over, `pooled` how many of them are independent.
     """
 
@@ -32,8 +33,31 @@ class Prepared:
     weights: Arrays
     batches: list[Arrays]
     pooled: int
-    apart: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    notes: tuple[str, ...] = ()
+    unpaired: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+
+def unpaired_rows(prepared: Prepared) -> list[Row]:
+    """A row for each parameter that has no equal on the other side, by value: nothing is said about its gradient."""
+    rows = []
+    for runner, names in zip((prepared.sides.reference, prepared.sides.candidate), prepared.unpaired, strict=True):
+        for name in names:
+            array = np.asarray((runner.own or {})[name])
+            why = f"only {runner.label} has a parameter of these numbers: its gradient is not compared"
+            rows.append(
+                Row(
+                    name=f"weights {name}",
+                    group="weights",
+                    side_names=prepared.sides.labels,
+                    shape=array.shape,
+                    dtype=array.dtype.name,
+                    stage="float64",
+                    measured=float("inf"),
+                    bound=0.0,
+                    derivation=why,
+                    verdict="ABSTAIN",
+                )
+            )
+    return rows
 
 
 def prepare(pair: Pair, options: Options) -> Prepared:
@@ -101,10 +125,7 @@ def _loaded(prepared: Prepared) -> Prepared:
     matched = match_values(reference, candidate)
     if matched.open:
         matched = _settled(prepared, matched, reference)
-    apart = matched.link.apart
-    names = [f"{label}: {', '.join(each)}" for label, each in zip(prepared.sides.labels, apart, strict=True) if each]
-    notes = (f"weights without an equal on the other side: {'; '.join(names)}",) if names else ()
-    return replace(_linked(prepared, matched.link, reference), apart=apart, notes=notes)
+    return replace(_linked(prepared, matched.link, reference), unpaired=matched.link.apart)
 
 
 def _settled(prepared: Prepared, matched: Matched, reference: Arrays) -> Matched:

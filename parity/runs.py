@@ -17,8 +17,6 @@ from .trees import is_array, leaves, to_array
 Arrays = Mapping[str, np.ndarray]
 Loss = str | Callable[..., Any] | None
 
-#: The name of an output that stands by itself.
-SINGLE = "output"
 #: What the gradient in an input is called, beside those in parameters.
 INPUT = "input "
 
@@ -103,7 +101,7 @@ def projection(name: str, shape: Sequence[int]) -> np.ndarray:
 
 
 def named_outputs(label: str, outputs: Any, loss: Loss, aliases: Mapping[str, str]) -> dict[str, Any]:
-    """What a side returned, every array by its path in the containers: `output` where it is a single one.
+    """What a side returned, every array by its path in the containers.
 
     `aliases` are the pair's names of outputs that this side calls otherwise. What is None is left out.
 
@@ -112,7 +110,7 @@ def named_outputs(label: str, outputs: Any, loss: Loss, aliases: Mapping[str, st
     """
     named: dict[str, Any] = {}
     for path, value in leaves(outputs):
-        name = aliases.get(path or SINGLE, path or SINGLE)
+        name = aliases.get(path, path)
         if value is None:
             continue
         if not is_array(value):

@@ -20,10 +20,11 @@ from .kinds import all_same_bits, kinds_of, only_one_keeps, step_kinds
 from .options import Options
 from .preparation import Prepared
 from .result import Row
-from .runs import SINGLE, Arrays, Path, Run, Trained, is_float, is_state, running
+from .runs import Arrays, Path, Run, Trained, is_float, is_state, running
 from .sides import Linked, Runner, Sides, perturbed, rounded
 from .streams import SHAPES, STREAM_STEPS, gradient_streams, small, stream_path
 from .sums import longest_sum, summation_factor
+from .trees import ALONE
 
 Progress = Callable[[str], None]
 Twin = Callable[[Arrays], Arrays]
@@ -62,7 +63,6 @@ class Stages:
         self.judge = Judge(self.sides.labels, max(prepared.pair.roundings, longest), sums, rounds)
         self.pooled = prepared.batches[: prepared.pooled]
         self.stepped = prepared.batches[: self.options.steps]
-        self.notes = prepared.notes
         optimizers = [runner.optimizes for runner in (self.sides.reference, self.sides.candidate)]
         if self.options.steps and optimizers.count(False) == 1:
             raise ParityUsageError("optimizer: on both sides or on neither, got one; give the other or use steps 0")
@@ -115,7 +115,7 @@ class Stages:
         """The float64 runs; outputs that one side gives by position alone get the other side's names."""
         exact = self.sides.run(weights, self.pooled, "float64")
         mine, theirs = ([name for name in runs[0].outputs if not is_state(name)] for runs in exact)
-        unnamed = any(name == SINGLE or name.isdecimal() for name in (*mine, *theirs))
+        unnamed = any(name == ALONE or name.isdecimal() for name in (*mine, *theirs))
         if unnamed and mine != theirs and len(mine) == len(theirs):
             self.sides.rename(dict(zip(theirs, mine, strict=True)))
             exact = self.sides.run(weights, self.pooled, "float64")
@@ -220,11 +220,12 @@ class Stages:
 
         spreads = self._spreads(truths, precision, twins)
         values = step_kinds("step", self.sides.train(path, stepped, precision))
-        return [
-            row
-            for truth, value, spread in zip(truths, values, spreads, strict=True)
-            for row in self.judge.same_accuracy(truth, value, precision, self.zero, spread=spread)
-        ]
+        movement = max(path_floor(precision, self.judge.roundings), optimizer_floor(), key=lambda floor: floor.value)
+        rows = []
+        for truth, value, spread in zip(truths, values, spreads, strict=True):
+            floor = movement if truth.kind.endswith("parameters") else None
+            rows += self.judge.same_accuracy(truth, value, precision, self.zero, floor, spread)
+        return rows
 
     def _stream_accuracy(self, precision: str) -> list[Row]:
         """The optimizers alone."""

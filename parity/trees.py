@@ -35,11 +35,15 @@ def children(tree: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
+#: The name of an array that stands in no container: an output, or a lone parameter.
+ALONE = "output"
+
+
 def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf with its path, the parts joined by dots, in the order of the containers."""
     parts = children(tree)
     if parts is None:
-        yield name, tree
+        yield name or ALONE, tree
     else:
         for key, part in parts:
             yield from leaves(part, f"{name}.{key}" if name else key)
@@ -49,7 +53,7 @@ def rebuilt(tree: Any, replace: Callable[[str, Any], Any], name: str = "") -> An
     """A container of the same form whose leaves are `replace(path, leaf)`."""
     parts = children(tree)
     if parts is None:
-        return replace(name, tree)
+        return replace(name or ALONE, tree)
     values = {key: rebuilt(part, replace, f"{name}.{key}" if name else key) for key, part in parts}
     if isinstance(tree, Mapping):
         return dict(zip(tree, values.values(), strict=True))

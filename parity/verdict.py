@@ -12,7 +12,7 @@ from .errors import ParityUsageError
 from .islands import Island
 from .options import Options
 from .pair import Pair
-from .preparation import prepare
+from .preparation import prepare, unpaired_rows
 from .result import Result, Row
 from .stages import Progress, Stages
 from .work import Work
@@ -36,7 +36,7 @@ def check(
     prepared = prepare(pair, options)
     sides = prepared.sides
     stages = Stages(prepared, options, progress)
-    rows = stages.same_function()
+    rows = [*unpaired_rows(prepared), *stages.same_function()]
     islands: list[Island] = []
     verdict, rung, reason = _judge_float64(rows)
     if rung == "different" and not any(_misfit(row) for row in rows):
@@ -48,6 +48,8 @@ def check(
         for precision in options.precisions:
             rows += stages.working_precision(precision)
         verdict, rung, reason = _judge_all(rows, rung, stages)
+    if unpaired := [name for names in prepared.unpaired for name in names]:
+        verdict, reason = _with_unpaired(verdict, reason, unpaired)
     work = Work()
     if options.flops:
         progress("counting the work")
@@ -57,7 +59,7 @@ def check(
     return Result(
         target=pair.name,
         verdict=verdict,
-        rung=rung,
+        rung=None if verdict == "ABSTAIN" else rung,
         reason=reason,
         seed=options.seed,
         rows=tuple(rows),
@@ -116,6 +118,17 @@ def _judge_all(rows: Sequence[Row], rung: str | None, stages: Stages) -> Verdict
     if rung == "same-function" and stages.options.precisions and stages.bitwise:
         rung = "bitwise"
     return "PASS", rung, ""
+
+
+def _with_unpaired(verdict: str, reason: str, unpaired: Sequence[str]) -> tuple[str, str]:
+    """Weights that are not the same numbers on both sides: what is the same function may train otherwise."""
+    what = f"weights that only one side has, by value: {', '.join(unpaired)}"
+    if verdict == "PASS":
+        return (
+            "ABSTAIN",
+            f"all that can be compared agrees, but there are {what}; give a WeightMap, or one dict to both",
+        )
+    return verdict, f"{reason}; {what}"
 
 
 def _misfit(row: Row) -> bool:

@@ -261,7 +261,10 @@ def test_the_command_line_accepts_until_the_day(call):
     assert f"accepted: y and 2 more until {FUTURE}: the port rounds" in out
     assert out.splitlines()[-1].split() == ["FAIL", "different", "steep", "accepted"]
     found = json.loads(Path("all.json").read_text())[1]
-    assert (found["verdict"], [each["name"] for each in found["accepted"]]) == ("FAIL", ["y", "gradient w", "gradient input x"])
+    assert (found["verdict"], [each["name"] for each in found["accepted"]]) == (
+        "FAIL",
+        ["y", "gradient w", "gradient input x"],
+    )
     status, out, _ = call(SHORT + accepted("steep", expires=PAST), "pairs.py:steep")
     assert status == 1
     assert f"the acceptance of * expired on {PAST}" in " ".join(out.split())

@@ -15,7 +15,7 @@ from ...errors import ParityUsageError
 from ...pair import Equinox, Jax, Linen
 from ...recognition import is_module, recognised
 from ...runs import Arrays, named_arrays
-from ...trees import Form
+from ...trees import ALONE, Form
 from .dtypes import linen_at, nnx_at
 
 Tree = Mapping[str, Any]
@@ -34,7 +34,7 @@ class Named:
         """The names of a pytree's leaves."""
         found, structure = jax.tree_util.tree_flatten_with_path(tree)
         names = (jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value") for path, _ in found)
-        return cls(tuple(names), tuple(leaf for _, leaf in found), structure)
+        return cls(tuple(name or ALONE for name in names), tuple(leaf for _, leaf in found), structure)
 
     @property
     def floats(self) -> dict[str, Any]:

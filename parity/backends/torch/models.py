@@ -26,6 +26,7 @@ class Plain(nn.Module):
     def __init__(self, function: Callable[..., Any], params: Any):
         super().__init__()
         self.function = function
+        self.alone = params is None
         for name, leaf in leaves(params):
             if is_array(leaf) and is_float(to_array(leaf)):
                 self._parameters[name] = nn.Parameter(as_tensor(leaf))  # register_parameter refuses the dots
@@ -34,7 +35,7 @@ class Plain(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns."""
-        if self.params is None:
+        if self.alone:
             return self.function(*args, **kwargs)
         return self.function(rebuilt(self.params, self._parameters.get), *args, **kwargs)
 
