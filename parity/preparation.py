@@ -141,7 +141,8 @@ def _settled(prepared: Prepared, matched: Matched, reference: Arrays) -> Matched
 def _linked(prepared: Prepared, link: Link, reference: Arrays) -> Prepared:
     sides = prepared.sides
     if not isinstance(link, Blocks) or not link.trivial:
-        sides = Sides(sides.reference, Linked(sides.candidate, link))
+        unpaired = frozenset(link.apart[0]) if isinstance(link, Blocks) else frozenset()
+        sides = Sides(sides.reference, Linked(sides.candidate, link), unpaired=unpaired)
     return replace(prepared, sides=sides, weights=rounded(reference, "float32"))
 
 

@@ -139,11 +139,15 @@ class Forward(Sequence[Arrays]):
 
 @dataclass
 class Sides:
-    """The two runners of a pair; once `lifted` is set their float64 runs have every float32 island widened."""
+    """The two runners of a pair; once `lifted` is set their float64 runs have every float32 island widened.
+
+    `unpaired` are parameters of the reference that the candidate has not: what comes of them is left out.
+    """
 
     reference: Runner
     candidate: Runner
     lifted: bool = False
+    unpaired: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, pair: Pair, form: Form = EMPTY, device: str = "cpu") -> Sides:
@@ -225,11 +229,16 @@ class Sides:
 
     def _run(self, runner: Runner, weights: Arrays, batch: Arrays, precision: str) -> Run:
         with running(runner.label, precision):
-            return runner.run(weights, batch, precision, lifted=self._lifts(precision))
+            run = runner.run(weights, batch, precision, lifted=self._lifts(precision))
+        return replace(run, gradients=self._shared(run.gradients)) if self.unpaired else run
 
     def _walk(self, runner: Runner, path: Path, steps: Callable[..., Iterator[Step]], precision: str) -> Trained:
         with running(f"{runner.label} with its optimizer", precision):
-            return walk(path, steps(precision, lifted=self._lifts(precision)))
+            trained = walk(path, steps(precision, lifted=self._lifts(precision)))
+        return Trained(*map(self._shared, (trained.parameters, trained.mu, trained.nu)))
+
+    def _shared(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        return {name: value for name, value in arrays.items() if name not in self.unpaired}
 
     def _lifts(self, precision: str) -> bool:
         return self.lifted and precision == "float64"
