@@ -27,7 +27,7 @@ _TRANSFORMATIONS = ("", "jvp", "transpose", "vmap", "checkpoint", "rematted_comp
 
 def find_islands(function: Callable[..., Any], *args: Any, side: str = "jaxcore") -> list[Island]:
     """Where the float64 program `function(*args)` drops to a lower precision, in data order, one entry per module
-    or, outside modules, per function.
+    or, outside modules, per function; what depends on no argument (a table of sines) stands where it meets one first.
 
     The program is traced, not run, so that a gradient program (`jax.value_and_grad(loss)`) shows its backward half too.
     Arrays that the function closes over are constants, so give parameters as arguments. JAX's caches are dropped first:
@@ -48,7 +48,7 @@ def find_islands(function: Callable[..., Any], *args: Any, side: str = "jaxcore"
         if is_low(variable.aval):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             sightings.add("input", str(dtype_of(variable)), _Origin(f"input {name}"))
-    _walk(closed.jaxpr, closed.consts, _Origin(), sightings)
+    _walk(closed.jaxpr, closed.consts, _Origin(), sightings, set(closed.jaxpr.invars))
     return sightings.found
 
 
@@ -99,27 +99,48 @@ class _Sightings:
             self.found.append(Island(self.side, place, operation, dtype, source))
         self._keys |= keys
 
+    def merge(self, islands: Sequence[Island]) -> None:
+        """Take over what was found elsewhere, each once."""
+        self.found += [island for island in dict.fromkeys(islands) if island not in self.found]
 
-def _walk(jaxpr: core.Jaxpr, consts: Sequence[Any], outer: _Origin, sightings: _Sightings) -> None:
-    """Visit every equation in data order; one whose result is low while no variable it reads is low is an entry."""
+
+def _walk(jaxpr: core.Jaxpr, consts: Sequence[Any], outer: _Origin, sightings: _Sightings, data: set[core.Var]) -> None:
+    """Visit every equation in data order; what is found in one that reads no `data` waits for one that does."""
     constants = dict(zip(jaxpr.constvars, consts, strict=True))
+    waiting: dict[core.Var, list[Island]] = {}
     for equation in jaxpr.eqns:
-        origin = outer.inside(equation)
         variables = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
-        for atom in equation.invars:
-            value = atom.val if isinstance(atom, core.Literal) else constants.pop(atom, None)
-            if value is not None and _is_low_constant(atom, value):
-                sightings.add("constant", str(dtype_of(atom)), origin)
-        inner = list(subprograms(equation))
-        for program, values in inner:
-            _walk(program, values, origin, sightings)
-        if inner or any(is_low(variable.aval) for variable in variables):
-            continue
-        if equation.primitive.name == "reduce_precision" and equation.params["mantissa_bits"] < 52:
-            sightings.add("reduce_precision", f"{equation.params['mantissa_bits']} bits", origin)
-        for variable in equation.outvars:
-            if is_low(variable.aval):
-                sightings.add(equation.primitive.name, str(dtype_of(variable)), origin)
+        joined = any(variable in data for variable in variables)
+        outside, sightings.found = sightings.found, [each for atom in variables for each in waiting.get(atom, ())]
+        _visit(equation, constants, outer.inside(equation), sightings, joined)
+        found, sightings.found = sightings.found, outside
+        if joined:
+            sightings.merge(found)
+            data |= set(equation.outvars)
+        else:
+            waiting |= dict.fromkeys(equation.outvars, found)
+    for found in waiting.values():
+        sightings.merge(found)
+
+
+def _visit(
+    equation: core.JaxprEqn, constants: dict[core.Var, Any], origin: _Origin, sightings: _Sightings, joined: bool
+) -> None:
+    """One equation and what runs inside it; an entry is one whose result is low while no variable it reads is low."""
+    for atom in equation.invars:
+        value = atom.val if isinstance(atom, core.Literal) else constants.pop(atom, None)
+        if value is not None and _is_low_constant(atom, value):
+            sightings.add("constant", str(dtype_of(atom)), origin)
+    inner = list(subprograms(equation))
+    for program, values in inner:
+        _walk(program, values, origin, sightings, set(program.invars) if joined else set())
+    if inner or any(is_low(atom.aval) for atom in equation.invars if not isinstance(atom, core.Literal)):
+        return
+    if equation.primitive.name == "reduce_precision" and equation.params["mantissa_bits"] < 52:
+        sightings.add("reduce_precision", f"{equation.params['mantissa_bits']} bits", origin)
+    for variable in equation.outvars:
+        if is_low(variable.aval):
+            sightings.add(equation.primitive.name, str(dtype_of(variable)), origin)
 
 
 def _is_low_constant(atom: Any, value: Any) -> bool:

@@ -27,14 +27,17 @@ _WIDE = {
 
 
 @contextmanager
-def trace_islands(module: torch.nn.Module, side: str = "torchref") -> Iterator[list[Island]]:
+def trace_islands(
+    module: torch.nn.Module, side: str = "torchref", inputs: Mapping[str, torch.Tensor] | None = None
+) -> Iterator[list[Island]]:
     """Record where a float64 run, forward and backward, drops to a lower precision.
 
     Yields a list that fills in data order while the run goes on, one entry per module and, outside modules, per
-    function. Parameters and inputs may hold float32 numbers; a buffer or any other tensor that does was computed in
-    float32 and is reported as a constant.
+    function; what depends on no parameter or input (a table of sines) stands where it meets the data first. Parameters,
+    inputs and state may hold float32 numbers; any other tensor that does was computed in float32 and is reported as a
+    constant. `inputs` are those that the module's own arguments do not show.
     """
-    trace = _Trace(module, side)
+    trace = _Trace(module, side, inputs or {})
     handles = [
         module.register_forward_pre_hook(trace.take_inputs, with_kwargs=True),
         hooks.register_module_forward_pre_hook(trace.enter),
@@ -43,6 +46,7 @@ def trace_islands(module: torch.nn.Module, side: str = "torchref") -> Iterator[l
     try:
         with trace:
             yield trace.islands
+        trace.release()
     finally:
         for handle in handles:
             handle.remove()
@@ -68,23 +72,29 @@ def lift() -> Iterator[None]:
 class _Trace(TorchDispatchMode):
     """Sees every operation below autograd; one whose result is low while no tensor it reads is low is an entry."""
 
-    def __init__(self, module: torch.nn.Module, side: str):
+    def __init__(self, module: torch.nn.Module, side: str, inputs: Mapping[str, torch.Tensor]):
         super().__init__()
         self.side = side
         self.islands: list[Island] = []
+        self._found: list[Island] = []  # by the operation that runs
+        self._waiting: dict[int, list[Island]] = {}  # storage of what depends on no data -> its islands
         self._keys: set[tuple[bool, Any]] = set()
         self._names = {id(child): name for name, child in module.named_modules()}
         self._running: list[str] = []
         self._known: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
-        self._inputs = {_key(tensor): f"input {name}" for name, tensor in module.named_parameters()}
+        given = [*module.named_parameters(), *inputs.items(), *state_of(module)]
+        self._inputs = {_key(tensor): f"input {name}" for name, tensor in given}
+        self._data = set(self._inputs)
         self._buffers = {_key(tensor): name for name, tensor in module.named_buffers()}
         self._forward: dict[int, tuple[str, _Line | None]] = {}  # autograd's sequence number -> place, line
 
     def take_inputs(self, _: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """The outermost module's tensors: given, not computed."""
-        for name, tensor in [*enumerate(args), *kwargs.items()]:
-            if isinstance(tensor, torch.Tensor):
-                self._inputs.setdefault(_key(tensor), f"input {name}")
+        for name, given in [*enumerate(args), *kwargs.items()]:
+            for tensor in tree_leaves(given):
+                if isinstance(tensor, torch.Tensor):
+                    self._inputs.setdefault(_key(tensor), f"input {name}")
+                    self._data.add(_key(tensor))
 
     def enter(self, module: torch.nn.Module, _: Any) -> None:
         """A module starts; one without a name (the root, or made on the way) leaves its caller's."""
@@ -95,7 +105,8 @@ class _Trace(TorchDispatchMode):
         self._running.pop()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operands = [leaf for leaf in tree_leaves((args, kwargs)) if _is_float(leaf)]
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        operands = [leaf for leaf in read if _is_float(leaf)]
         place, line = self._origin()
         for operand in operands:
             self._meet(operand, place, line)
@@ -105,9 +116,25 @@ class _Trace(TorchDispatchMode):
             for tensor in produced:
                 if tensor.dtype in _WIDE and not _is_count(tensor):
                     self._add(str(function).removeprefix("aten."), tensor.dtype, place, line)
-        for tensor in produced:
-            self._remember(tensor)
+        self._place(read, [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)])
         return result
+
+    def release(self) -> None:
+        """What never met the data comes last."""
+        for islands in self._waiting.values():
+            self.islands += [island for island in islands if island not in self.islands]
+
+    def _place(self, read: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
+        """An operation on data reports its islands and those of all that it reads; any other hands them on."""
+        islands = [island for tensor in read for island in self._waiting.get(_key(tensor), ())] + self._found
+        self._found = []
+        if any(_key(tensor) in self._data for tensor in read):
+            self.islands += [island for island in dict.fromkeys(islands) if island not in self.islands]
+            self._data |= {_key(tensor) for tensor in made}
+        for tensor in made:
+            self._remember(tensor)
+            if islands and _key(tensor) not in self._data:
+                self._waiting[_key(tensor)] = list(dict.fromkeys(islands))
 
     def _origin(self) -> tuple[str, _Line | None]:
         """Module and line of the operation that runs; a backward one has those of its forward one."""
@@ -145,7 +172,7 @@ class _Trace(TorchDispatchMode):
         keys = {(constant, place), (constant, line[0])} if line else {(constant, place)}
         if not keys & self._keys:
             source = f"{Path(line[0].co_filename).name}:{line[1]}" if line else ""
-            self.islands.append(Island(self.side, place, operation, str(dtype).removeprefix("torch."), source))
+            self._found.append(Island(self.side, place, operation, str(dtype).removeprefix("torch."), source))
         self._keys |= keys
 
 
@@ -164,6 +191,14 @@ class _Lift(TorchDispatchMode):
 
 
 _Line = tuple[CodeType, int]
+
+
+def state_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Float buffers that are saved with a model: state, where the others are constants that it worked out."""
+    for prefix, owner in module.named_modules():
+        for key, buffer in owner._buffers.items():
+            if buffer is not None and key not in owner._non_persistent_buffers_set and buffer.is_floating_point():
+                yield f"{prefix}.{key}" if prefix else key, buffer
 
 
 def _user_line() -> _Line | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from ...pair import Torch
 from ...recognition import recognised
 from ...runs import Arrays, is_float
 from ...trees import Form, is_array, leaves, rebuilt, to_array
+from .islands import state_of
 from .versions import DTYPES, from_numpy
 
 Place = tuple[nn.Module, str]
@@ -63,7 +64,7 @@ class Model:
             found = f"missing: {', '.join(missing) or 'none'}, surplus: {', '.join(surplus) or 'none'}"
             raise ParityUsageError(f"weights: the parameters of {self.side.label}, got {found}; give each by its name")
         self.own = None if weights is not None else {name: to_array(value) for name, value in named.items()}
-        self.state = {name: to_array(value) for name, value in _state(original)}
+        self.state = {name: to_array(value) for name, value in state_of(original)}
         self._skeletons: dict[str, tuple[nn.Module, dict[str, list[Place]]]] = {}
         self._filled = ""
 
@@ -79,7 +80,7 @@ class Model:
         module, places = self._skeletons[precision]
         _fill(places, weights)
         with torch.no_grad():
-            for name, buffer in _state(module):
+            for name, buffer in state_of(module):
                 buffer.copy_(from_numpy(self.state[name], buffer.device))
         return module
 
@@ -91,7 +92,7 @@ class Model:
         """The floats among the module's state that the last call changed (running statistics)."""
         return {
             name: value.detach().clone()
-            for name, value in _state(module)
+            for name, value in state_of(module)
             if not torch.equal(value, from_numpy(self.state[name], value.device).to(value.dtype))
         }
 
@@ -146,11 +147,3 @@ def _fill(places: Mapping[str, list[Place]], weights: Mapping[str, torch.Tensor]
             owner._parameters[key] = parameter
             if "." not in key:
                 setattr(owner, key, parameter)  # an RNN keeps its parameters in a list as well
-
-
-def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Float buffers that are saved with the model: state, where the others are constants that it worked out."""
-    for prefix, owner in module.named_modules():
-        for key, buffer in owner._buffers.items():
-            if buffer is not None and key not in owner._non_persistent_buffers_set and buffer.is_floating_point():
-                yield f"{prefix}.{key}" if prefix else key, buffer

@@ -98,7 +98,7 @@ class TorchRunner:
         with self.mode():
             # cast before the trace: float32 numbers in a float64 tensor are right for an input
             module, inputs = self._module(weights, "float64"), self._cast(batch, "float64")
-            with islands.trace_islands(module, side=self.label) as found:
+            with islands.trace_islands(module, self.label, inputs) as found:
                 self._backward(module, inputs, False)
             return list(found)
 
