@@ -18,10 +18,12 @@ import jaxcore
 import jaxcore.attention
 import jaxcore.norm
 import jaxcore.rope
+import jaxcore.transformer
 import torchref
 import torchref.attention
 import torchref.norm
 import torchref.rope
+import torchref.transformer
 from parity.backends.jax.islands import find_islands
 from parity.backends.jax.islands import lift as jax_lift
 from parity.backends.jax.lifting import sharpen
