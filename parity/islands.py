@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 #: frames of these packages say how an operation was carried out, not who asked for it
-_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "torch", "einops", "numpy", "jaxtyping", "beartype")
+_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "equinox", "torch", "einops", "numpy", "jaxtyping", "beartype")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,16 @@ def _library_prefixes() -> tuple[str, ...]:
 def is_user_code(filename: str) -> bool:
     """Whether a file is the model's own: no framework, no part of this harness, no generated code ("<...>")."""
     return not filename.startswith(("<", *_library_prefixes()))
+
+
+def caller() -> str:
+    """File and line of the innermost running frame of the model's own code ("norm.py:31"), "" where there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if is_user_code(frame.f_code.co_filename):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
 
 
 def holds_float32(values: Any) -> bool:

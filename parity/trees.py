@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -49,22 +50,36 @@ def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(part, f"{name}.{key}" if name else key)
 
 
-def rebuilt(tree: Any, replace: Callable[[str, Any], Any], name: str = "") -> Any:
-    """A container of the same form whose leaves are `replace(path, leaf)`."""
-    parts = children(tree)
+def rebuilt(
+    tree: Any,
+    replace: Callable[[str, Any], Any],
+    opaque: tuple[type, ...] = (),
+    alone: str = ALONE,
+    name: str = "",
+) -> Any:
+    """A container of the same form whose leaves are `replace(path, leaf)`; where nothing changes it is the same object.
+
+    An instance of `opaque` is a leaf. The path of a leaf in no container is `alone`.
+    """
+    parts = None if isinstance(tree, opaque) else children(tree)
     if parts is None:
-        return replace(name or ALONE, tree)
-    values = {key: rebuilt(part, replace, f"{name}.{key}" if name else key) for key, part in parts}
-    if isinstance(tree, Mapping):
-        return dict(zip(tree, values.values(), strict=True))
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*values.values())
+        return replace(name or alone, tree)
+    values = [rebuilt(part, replace, opaque, alone, f"{name}.{key}" if name else key) for key, part in parts]
+    if all(new is old for new, (_, old) in zip(values, parts, strict=True)):
+        return tree
+    if isinstance(tree, tuple) and hasattr(tree, "_make"):
+        return tree._make(values)
     if isinstance(tree, list | tuple):
-        return (list if isinstance(tree, list) else tuple)(values.values())
-    copy = object.__new__(type(tree))  # frozen dataclasses, and those whose __init__ takes other arguments
-    for key, value in values.items():
-        object.__setattr__(copy, key, value)
-    return copy
+        return type(tree)(values)
+    if isinstance(tree, Mapping) and not hasattr(tree, "__setitem__"):
+        return type(tree)(dict(zip(tree, values, strict=True)))  # type: ignore[call-arg]
+    changed = copy.copy(tree)
+    for key, value in zip(tree if isinstance(tree, Mapping) else dict(parts), values, strict=True):
+        if isinstance(tree, Mapping):
+            changed[key] = value
+        else:
+            object.__setattr__(changed, key, value)  # a frozen dataclass too
+    return changed
 
 
 @dataclass(frozen=True)

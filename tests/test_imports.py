@@ -45,6 +45,8 @@ LIGHT = {
     ),
     "parity.Pair": ("import parity; parity.Pair, parity.Jax, parity.Torch, parity.Options, parity.Result", FRAMEWORKS),
     "parity.account": ("import parity.account.formula, parity.account.convolution", (*FRAMEWORKS, "numpy")),
+    "parity.taps": ("import parity.taps; parity.taps.tap('x', 1)", HEAVY),
+    "parity.pairing": ("import parity.pairing, parity.einops_calls", FRAMEWORKS),
     "parity.report": ("import parity.report", FRAMEWORKS),
     "parity.settings": ("import parity.settings, parity.acceptance", HEAVY),
     "parity.plugin": ("import parity.plugin", HEAVY),

@@ -90,7 +90,7 @@ def _run_lifted(equation: core.JaxprEqn, xs: list[Any]) -> Sequence[Any]:
     """The results of one equation in float64."""
     name, params = equation.primitive.name, equation.params
     if not _touches_low(equation):
-        return _bind(equation, xs, params)
+        return bind(equation, xs, params)
     if name in _CALLS:
         ((program, consts),) = subprograms(equation)
         return _evaluate(program, consts, xs)
@@ -100,17 +100,18 @@ def _run_lifted(equation: core.JaxprEqn, xs: list[Any]) -> Sequence[Any]:
         return xs
     if name == "bitcast_convert_type" or any("aval" in key for key in params) or _is_opaque(equation):
         narrow = [jnp.asarray(x, dtype_of(atom)) for x, atom in zip(xs, equation.invars, strict=True)]
-        return _bind(equation, narrow, params)
+        return bind(equation, narrow, params)
     wide = {key: _wide(value) if key in _DTYPES and value is not None else value for key, value in params.items()}
     if "preferred_element_type" in params:
         wide["precision"] = None  # float64 has one; a preset for float32 operands would be refused
     if params.get("update_jaxpr") is not None:  # a scatter's own little program: how two updates combine
         combine = functools.partial(_evaluate, params["update_jaxpr"], params["update_consts"])
         wide["update_jaxpr"] = jax.make_jaxpr(lambda *pair: combine(pair))(np.float64(0), np.float64(0)).jaxpr
-    return _bind(equation, xs, wide)
+    return bind(equation, xs, wide)
 
 
-def _bind(equation: core.JaxprEqn, xs: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
+def bind(equation: core.JaxprEqn, xs: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
+    """The results of one equation on these operands, as a sequence."""
     results = equation.primitive.bind(*xs, **equation.primitive.get_bind_params(params))
     return results if equation.primitive.multiple_results else [results]
 

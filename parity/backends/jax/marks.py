@@ -1,0 +1,248 @@
+"""Marking points while a JAX function is traced: each becomes a `name` equation that any transformation keeps."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from ...capture import ROOT, call_label, map_arrays
+from ...einops_calls import hearing_einops
+from ...islands import caller
+from ...taps import hearing_taps
+
+#: what the name of a marked equation starts with; the mark's index follows
+PREFIX = "parity:"
+#: part of the key of every trace cache: a function that was traced before is traced again under marking, and a layer
+#: that is called twice is traced twice, each with its own marks
+_epoch = jax.make_user_context(0)
+_num_epochs = 0
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point as the trace met it; an iteration of a scan stands between `path` and `label`."""
+
+    path: str
+    label: str
+    source: str
+    where: str
+
+
+class Marks:
+    """The marks of one trace, and what could not be marked."""
+
+    def __init__(self, undo: ExitStack):
+        self.marks: list[Mark] = []
+        self.unseen: dict[str, None] = {}
+        self.kinds = model_kinds()
+        self._undo = undo
+        self._paths: dict[int, str] = {}
+        self._known: list[Any] = []  # kept alive, so that no id is used again
+        self._running: list[_Call] = []
+
+    def naming(self, module: Any, prefix: str = "") -> None:
+        """Learn the names of a module tree (flax.nnx, equinox): for a function that calls parts of it by themselves.
+
+        Call it inside the traced function on the module that is used there; a tree that is entered at its root needs
+        none. The first name of a shared module holds.
+        """
+        self._known.append(module)
+        for path, child in _tree(module):
+            self._paths.setdefault(id(child), f"{prefix}.{path}".strip("."))
+
+    def path(self) -> str:
+        """Of the module that runs."""
+        return self._running[-1].path if self._running else ""
+
+    def mark_output(self, path: str, output: Any) -> Any:
+        """The output of a module with its arrays marked."""
+        return self._mark(path or ROOT, "", "module", output)
+
+    def hear_einops(self, kind: str, pattern: str, where: str, output: Any) -> Any:
+        """One einops call, in whichever module is running."""
+        return self._mark(self.path(), call_label("", kind, pattern), "einops", output)
+
+    def hear_tap(self, name: str, x: Any) -> Any:
+        """One tap."""
+        return self._mark(name, "", "tap", x)
+
+    @contextmanager
+    def running(self, module: Any, path: str | None = None, is_call: bool = True) -> Iterator[str]:
+        """While a module's call or another method runs; gives its path, by identity, else as its caller's child."""
+        if path is None:
+            if not self._known:
+                self.naming(module)
+            path = self._paths.get(id(module))
+        if path is None:
+            path = self._running[-1].child(module) if self._running else type(module).__name__
+        self._running.append(_Call(module, path, is_call))
+        try:
+            yield path
+        finally:
+            self._running.pop()
+
+    def is_super_call(self, module: Any) -> bool:
+        """Whether the module that runs calls its parent class."""
+        return bool(self._running) and self._running[-1].module is module and self._running[-1].is_call
+
+    def is_inside_another(self, module: Any) -> bool:
+        """Whether a module runs, and not this one."""
+        return bool(self._running) and self._running[-1].module is not module
+
+    def _mark(self, path: str, label: str, source: str, output: Any) -> Any:
+        where = caller()
+
+        def visit(slot: str, leaf: Any) -> Any:
+            if isinstance(leaf, jax.Array) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+                self.marks.append(Mark(path, label + slot, source, where))
+                self._undo.enter_context(_next_epoch())
+                return checkpoint_name(leaf, f"{PREFIX}{len(self.marks) - 1}")
+            if isinstance(leaf, np.ndarray):
+                self._skip(path, label + slot, "a NumPy array, a constant of the program")
+            elif leaf is not None and not isinstance(leaf, jax.Array | bool | int | float | str | _opaque()):
+                self._skip(path, label + slot, f"an output of type {type(leaf).__name__} is not looked into")
+            return leaf
+
+        return map_arrays(output, visit, _opaque())
+
+    def _skip(self, path: str, label: str, reason: str) -> None:
+        self.unseen.setdefault(f"{label_name(path, label)}: {reason}")
+
+
+def label_name(path: str, label: str, iteration: str = "") -> str:
+    """The name of a point: the path, the iteration, then a slot or, after a slash, the call."""
+    path += iteration
+    slash = "/" if path and label and not label.startswith(":") else ""
+    return f"{path}{slash}{label}"
+
+
+@contextmanager
+def marking() -> Iterator[Marks]:
+    """While it lasts, tracing a function marks every module output, einops call and tap.
+
+    Modules are those of flax.linen, flax.nnx and equinox, as far as these are loaded; a class that is defined while it
+    lasts is not seen (`marks.kinds` are those that are). The marked values themselves are unchanged.
+    """
+    with ExitStack() as undo:
+        undo.enter_context(_next_epoch())
+        marks = Marks(undo)
+        undo.enter_context(hearing_einops(marks.hear_einops))
+        undo.enter_context(hearing_taps(marks.hear_tap))
+        if "flax.linen" in sys.modules:
+            undo.enter_context(sys.modules["flax.linen"].intercept_methods(functools.partial(_intercept, marks)))
+        for kind in marks.kinds:
+            _wrap_call(kind, marks, undo)
+        yield marks
+
+
+@dataclass
+class _Call:
+    """A module that is running, and which of its children have run."""
+
+    module: Any
+    path: str
+    is_call: bool
+    entered: set[str] = field(default_factory=set)
+
+    @functools.cached_property
+    def children(self) -> list[tuple[str, Any]]:
+        return [(path, node) for path, node in _tree(self.module) if path]
+
+    def child(self, module: Any) -> str:
+        """The path of a module that was rebuilt on the way: by identity, else the next child of its class."""
+        same = [path for path, node in self.children if node is module]
+        alike = [path for path, node in self.children if type(node) is type(module)]
+        fresh = [path for path in alike if path not in self.entered]
+        name = next(iter(same + fresh + alike), type(module).__name__)
+        self.entered.add(name)
+        return f"{self.path}.{name}".lstrip(".")
+
+
+def _next_epoch() -> Any:
+    global _num_epochs  # noqa: PLW0603 # never the same twice in a process
+    _num_epochs += 1
+    return _epoch(_num_epochs)
+
+
+def model_kinds() -> set[type]:
+    """The classes of modules that have a call of their own; not equinox's filter_jit and the like, modules too."""
+    kinds = {kind for base in _bases() for kind in _subclasses(base) if "__call__" in vars(kind)}
+    return {kind for kind in kinds if not re.match(r"equinox\.(?!nn\.)", kind.__module__)}
+
+
+def _bases() -> tuple[type, ...]:
+    """The module classes of the libraries that are loaded and whose calls are wrapped."""
+    loaded = (("flax.nnx", "Module"), ("equinox", "Module"))
+    return tuple(getattr(sys.modules[library], name) for library, name in loaded if library in sys.modules)
+
+
+def _opaque() -> tuple[type, ...]:
+    """What an output is not searched for arrays in: a module is no value."""
+    variables = (sys.modules["flax.nnx"].Variable,) if "flax.nnx" in sys.modules else ()
+    return (*_bases(), *variables)
+
+
+def _subclasses(kind: Any) -> set[Any]:
+    return {kind}.union(*(_subclasses(child) for child in kind.__subclasses__()))
+
+
+def _wrap_call(kind: type, marks: Marks, undo: ExitStack) -> None:
+    original = vars(kind)["__call__"]
+
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = original.__get__(self, type(self))
+        if marks.is_super_call(self):
+            return call(*args, **kwargs)
+        with marks.running(self) as path:
+            return marks.mark_output(path, call(*args, **kwargs))
+
+    type.__setattr__(kind, "__call__", run)  # equinox's metaclass has a rule of its own
+    undo.callback(type.__setattr__, kind, "__call__", original)
+
+
+def _intercept(marks: Marks, call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+    """One method of a flax.linen module."""
+    path = ".".join(context.module.path) if context.module.scope is not None else ""
+    if not path and marks.is_inside_another(context.module):
+        # applied by itself there, as a head that shares the embedding's weights is
+        path = f"{marks.path()}.{context.module.name or type(context.module).__name__}".lstrip(".")
+    is_call = context.method_name == "__call__"
+    if is_call and marks.is_super_call(context.module):
+        return call(*args, **kwargs)
+    with marks.running(context.module, path, is_call):
+        output = call(*args, **kwargs)
+        return marks.mark_output(path, output) if is_call else output
+
+
+def _tree(module: Any) -> list[tuple[str, Any]]:
+    """Path and module of a tree, the root's path being ""; each object once."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(module, nnx.Module):
+        return [(".".join(map(str, path)), child) for path, child in nnx.iter_modules(module)]
+    found: dict[int, tuple[str, Any]] = {}
+
+    def walk(value: Any, path: str) -> None:
+        if isinstance(value, _bases()):
+            if id(value) in found:
+                return
+            found[id(value)] = (path, value)
+            children: Any = vars(value).items()
+        elif isinstance(value, tuple | list):
+            children = enumerate(value)
+        else:
+            children = value.items() if isinstance(value, dict) else ()
+        for key, child in children:
+            walk(child, f"{path}.{key}".lstrip("."))
+
+    walk(module, "")
+    return list(found.values())

@@ -1,0 +1,216 @@
+"""Seeing inside a PyTorch run: module outputs, einops calls and taps, their gradients; and feeding values in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch.nn.modules import module as hooks
+
+from ...capture import ROOT, Capture, Names, Point, call_label, check_fed, map_arrays, refuse_unknown
+from ...einops_calls import hearing_einops
+from ...islands import caller
+from ...taps import hearing_taps
+from .versions import from_numpy, to_numpy
+
+
+@contextmanager
+def capturing(
+    module: torch.nn.Module | None = None,
+    *,
+    feed: Mapping[str, np.ndarray] | None = None,
+    gradients: bool = True,
+    keep: Callable[[str], bool] = lambda name: True,
+) -> Iterator[Recording]:
+    """Record every module output, einops call and tap of an eager run, forward and, if it is taken, backward.
+
+    Yields a recording whose `capture()` gives the points seen so far. Names are those of `module.named_modules()`,
+    without a module those of the first one that runs. A fed point is recorded as it was computed, and the run goes on
+    with the fed value. `keep(name)` says whose values and gradients are wanted.
+
+    Differs: an output that is an input or another module's output (nn.Identity, nn.Sequential), a tap and an einops
+    result are handed on as a view, so that the gradient is the one of what comes after the point, as in JAX. A module
+    whose `forward` is called directly runs no hooks and is not seen.
+
+    Raises:
+        ParityUsageError: at the end, if a fed name met no point; at once, if its shape is wrong.
+    """
+    recording = Recording(module, dict(feed or {}), gradients, keep)
+    with ExitStack() as undo:
+        for handle in (
+            hooks.register_module_forward_pre_hook(recording.enter),
+            hooks.register_module_forward_hook(recording.leave, with_kwargs=True, always_call=True),
+        ):
+            undo.callback(handle.remove)
+        undo.enter_context(hearing_einops(recording.hear_einops))
+        undo.enter_context(hearing_taps(recording.hear_tap))
+        yield recording
+    refuse_unknown(recording.feed, recording.met)
+
+
+@dataclass(eq=False)
+class _Record:
+    """A point while the run goes on; tensors are copies, since a model may write in place."""
+
+    name: str
+    source: str
+    where: str
+    value: torch.Tensor
+    watched: bool = False
+    gradient: torch.Tensor | None = None
+
+    def add_gradient(self, gradient: torch.Tensor) -> None:
+        """Called by autograd, once per backward pass."""
+        gradient = gradient.detach().clone()
+        self.gradient = gradient if self.gradient is None else self.gradient + gradient
+
+
+class Recording:
+    """What a run has shown so far."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module | None,
+        feed: dict[str, np.ndarray],
+        gradients: bool,
+        keep: Callable[[str], bool],
+    ):
+        self.feed = feed
+        self.met: list[str] = []
+        self._gradients = gradients
+        self._keep = keep
+        self._names = Names()
+        self._calls: dict[str, list[str]] = {}  # label -> names, those that ran again first
+        self._paths: dict[int, str] = {}
+        self._known: list[torch.nn.Module] = []  # kept alive, so that no id is used again
+        self._running: list[str] = []
+        self._records: dict[str, _Record] = {}
+        self._unseen: dict[str, None] = {}
+        self._handed: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # outputs so far
+        if module is not None:
+            self._learn(module)
+
+    def capture(self) -> Capture:
+        """The points in data order, in NumPy.
+
+        A gradient is zero where the loss does not reach; None where nothing was differentiated, where the point does
+        not require one, and for whole numbers.
+        """
+        differentiated = any(record.gradient is not None for record in self._records.values())
+        return Capture(tuple(_point(record, differentiated) for record in self._records.values()), (*self._unseen,))
+
+    def enter(self, module: torch.nn.Module, _: Any) -> None:
+        """A module starts; one that no known module holds is named after its caller and its class."""
+        if not self._known:
+            self._learn(module)
+        if id(module) not in self._paths:
+            self._learn(module, f"{self._path()}.{type(module).__name__}".lstrip("."))
+        self._running.append(self._paths[id(module)])
+
+    def leave(self, _: torch.nn.Module, args: Any, *rest: Any) -> Any:
+        """A module ends; gives the output to go on with, None for the one there is."""
+        path = self._running.pop()
+        if len(rest) == 1:  # by an error: PyTorch leaves out the keyword arguments, and there is no output
+            return None
+        kwargs, output = rest
+        given: set[int] = set()
+
+        def look(_: str, leaf: Any) -> Any:
+            given.add(id(leaf))
+            return leaf
+
+        def visit(slot: str, leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                if leaf is not None and not isinstance(leaf, bool | int | float | str | torch.Size | torch.dtype):
+                    self._skip(f"{path or ROOT}{slot}", f"an output of type {type(leaf).__name__} is not looked into")
+                return leaf
+            shared = id(leaf) in given or self._handed.get(id(leaf)) is leaf
+            return self._meet(f"{path or ROOT}{slot}", "module", leaf, shared)
+
+        map_arrays((args, kwargs), look, (torch.nn.Module,))
+        replaced = map_arrays(output, visit, (torch.nn.Module,))
+        return None if replaced is output else replaced
+
+    def hear_einops(self, kind: str, pattern: str, where: str, output: Any) -> Any:
+        """One einops call, in whichever module is running."""
+        name = f"{self._path()}{call_label(self._path(), kind, pattern)}"
+
+        def visit(slot: str, leaf: Any) -> Any:
+            return self._meet(f"{name}{slot}", "einops", leaf, True) if isinstance(leaf, torch.Tensor) else leaf
+
+        return map_arrays(output, visit)
+
+    def hear_tap(self, name: str, x: Any) -> Any:
+        """One tap."""
+
+        def visit(slot: str, leaf: Any) -> Any:
+            return self._meet(f"{name}{slot}", "tap", leaf, True) if isinstance(leaf, torch.Tensor) else leaf
+
+        return map_arrays(x, visit)
+
+    def _path(self) -> str:
+        return self._running[-1] if self._running else ""
+
+    def _learn(self, module: torch.nn.Module, prefix: str = "") -> None:
+        self._known.append(module)
+        for name, child in module.named_modules():
+            self._paths.setdefault(id(child), f"{prefix}.{name}".strip("."))
+
+    def _skip(self, name: str, reason: str) -> None:
+        self._unseen.setdefault(f"{name}: {reason}")
+
+    def _meet(self, label: str, source: str, tensor: torch.Tensor, shared: bool) -> torch.Tensor:
+        """Record a value and give the one to go on with; `shared` if the tensor is seen elsewhere too."""
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            self._skip(label, "runs inside a torch.func transformation, where it has no value of its own")
+            return tensor
+        if torch._C._current_graph_task_id() != -1:
+            return self._meet_again(label, tensor, shared)
+        name = self._names.unique(label)
+        self._calls.setdefault(label, []).append(name)
+        self.met.append(name)
+        if self._keep(name):
+            self._records[name] = _Record(name, source, caller(), tensor.detach().clone())
+        return self._go_on(name, tensor, shared)
+
+    def _meet_again(self, label: str, tensor: torch.Tensor, shared: bool) -> torch.Tensor:
+        """A checkpoint runs its function again, the last call first: no new point, but the same graph."""
+        calls = self._calls.get(label, [])
+        for name in reversed(calls):
+            if len(calls) == 1 or (name in self._records and torch.equal(self._records[name].value, tensor)):
+                calls.insert(0, calls.pop(calls.index(name)))
+                return self._go_on(name, tensor, shared)
+        if any(name in self._records or name in self.feed for name in calls):
+            self._skip(label, "recomputed in the backward pass, where it is not known which of the calls it is")
+        return tensor
+
+    def _go_on(self, name: str, tensor: torch.Tensor, shared: bool) -> torch.Tensor:
+        follows = tensor
+        if name in self.feed:
+            check_fed(name, self.feed[name], tensor.shape)
+            given = from_numpy(self.feed[name], tensor.device).to(tensor.dtype)
+            if torch.is_grad_enabled() and (given.is_floating_point() or given.is_complex()):
+                given.requires_grad_()
+            follows = given.clone()  # no leaf: the model may write in place
+        elif shared and tensor.requires_grad:
+            follows = tensor.view_as(tensor)
+        record = self._records.get(name)
+        if self._gradients and record is not None and follows.requires_grad and not record.watched:
+            follows.register_hook(record.add_gradient)
+            record.watched = True
+        self._handed[id(follows)] = follows
+        return follows
+
+
+def _point(record: _Record, differentiated: bool) -> Point:
+    value = to_numpy(record.value)
+    gradient = None
+    if record.watched and differentiated:
+        gradient = np.zeros_like(value) if record.gradient is None else to_numpy(record.gradient)
+    dtype = str(record.value.dtype).removeprefix("torch.")
+    return Point(record.name, record.source, record.where, tuple(value.shape), dtype, value, gradient)
