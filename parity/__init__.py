@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .options import Options
     from .pair import Equinox, Factory, Jax, Linen, Operation, Pair, Torch
     from .result import Result, Row
+    from .taps import tap
     from .verdict import check
     from .weights.weight_map import WeightMap
 
@@ -20,6 +21,7 @@ _HOME = {
     "islands": ("Island",),
     "pair": ("Equinox", "Factory", "Jax", "Linen", "Operation", "Pair", "Torch"),
     "result": ("Result", "Row"),
+    "taps": ("tap",),
     "verdict": ("check",),
     "weights.weight_map": ("WeightMap",),
 }
@@ -40,6 +42,7 @@ __all__ = [
     "Torch",
     "WeightMap",
     "check",
+    "tap",
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -60,6 +60,11 @@ class Capture:
             KeyError: there is none.
         """
         return self._by_name[name]
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all points."""
+        return self._by_name.keys()
 
     @cached_property
     def _by_name(self) -> dict[str, Point]:

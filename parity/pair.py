@@ -128,6 +128,8 @@ class Pair:
         operations: what is judged one by one in the 16-bit formats.
         roundings: the number of products added along the longest path through the model, for the unit-roundoff floor.
         formula: matmul FLOPs of one batch by a formula, "forward" and "forward_backward"; None: only counted.
+        points: which point inside the reference is which of the candidate, by name, where neither values nor names
+            show it.
         notes: lines for the report: kernels named, where weights and text come from.
     """
 
@@ -140,4 +142,5 @@ class Pair:
     operations: Sequence[Operation] = ()
     roundings: int = 1
     formula: Mapping[str, int] | None = None
+    points: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()

@@ -12,6 +12,7 @@ import numpy as np
 
 from .capture import Capture, Point
 from .errors import ParityUsageError
+from .findings import Unmatched
 from .fingerprints import HUGE, distances
 from .layouts import Layout, find_layouts
 
@@ -50,15 +51,6 @@ class PointPair:
     how: str
     layout: Layout | None
     distance: float
-
-
-@dataclass(frozen=True)
-class Unmatched:
-    """A point without a partner: "reference" or "candidate", its name and why."""
-
-    side: str
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +104,7 @@ def layout_between(reference: np.ndarray, candidate: np.ndarray, tolerance: floa
 
     Whatever is huge or not finite equals its like: masks are made with any constant.
     """
-    a, b = _moderate(reference), _moderate(candidate)
+    a, b = moderate(reference), moderate(candidate)
     unit = tolerance * max(float(np.nanmax(np.abs(x), initial=0)) for x in (a, b))
 
     def equal(one: np.ndarray, other: np.ndarray) -> bool:
@@ -121,8 +113,8 @@ def layout_between(reference: np.ndarray, candidate: np.ndarray, tolerance: floa
     return next(find_layouts(a, b, equal), None)
 
 
-def _moderate(x: np.ndarray) -> np.ndarray:
-    """In float64 or complex128, NaN for all that is huge or not finite."""
+def moderate(x: np.ndarray) -> np.ndarray:
+    """An array in float64 or complex128, NaN for all that is huge or not finite."""
     wide = np.asarray(x).astype(np.complex128 if x.dtype.kind == "c" else np.float64)
     ordinary = np.abs(wide) < HUGE
     return wide if ordinary.all() else np.where(ordinary, wide, np.nan)

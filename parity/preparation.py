@@ -70,6 +70,8 @@ def prepare(pair: Pair, options: Options) -> Prepared:
         pair = replace(pair, weights=named_arrays("weights", pair.weights))
     if isinstance(pair.weights, Mapping):
         pair = replace(pair, weights=named_arrays("weights", pair.weights))
+    if isinstance(pair.weights, Mapping):
+        pair = replace(pair, weights=named_arrays("weights", pair.weights))
     form, batches = drawn(pair, options)
     sides = Sides.of(pair, form, options.device)
     sides.candidate.aliases = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .acceptance import describe_accepted
+from .findings import BORN, INHERITED
 from .result import Result, Row
 from .work import Counts, Work
 
@@ -65,6 +66,8 @@ METHODS = {
     "xla_lowered": "XLA cost_analysis",
 }
 
+#: Lines on what was not seen inside a model.
+MOST_UNSEEN = 4
 WIDTH_FOR_NAMES = 110
 WIDTH_FOR_NUMBERS = 72
 #: Three figures and the verdict of a row, with the space between them.
@@ -222,6 +225,7 @@ def _findings(result: Result) -> Iterator[tuple[str, str]]:
             f"lower precision seen in {island.side}: {where}{f' at {island.source}' if island.source else ''}",
             "yellow",
         )
+    yield from _beginnings(result)
     first = result.first_difference
     if first is not None and not first.compared:
         yield f"first difference: {first.name}, {' against '.join(first.side_names)}: {first.derivation}", "red"
@@ -235,6 +239,37 @@ def _findings(result: Result) -> Iterator[tuple[str, str]]:
         yield line, "yellow"
     if result.rung == "different":
         yield "the working precisions are judged only where the two are the same function", "dim"
+
+
+def _beginnings(result: Result) -> Iterator[tuple[str, str]]:
+    """Where differences are born inside the model, and what follows from them."""
+    sides = result.rows[0].side_names if result.rows else ("", "")
+    births = [finding for finding in result.findings if finding.birth == BORN]
+    for number, finding in enumerate(births):
+        lines = ", ".join(f"{side} {line}" for side, line in zip(sides, finding.where, strict=True) if line)
+        what = f"{'gradient at ' if finding.what == 'gradient' else ''}{finding.name}{f' ({lines})' if lines else ''}"
+        yield (
+            f"{'and, apart from that,' if number else 'it begins'} at {what}: born here, {finding.measured:.2g} apart, "
+            f"bound {finding.bound:.2g}",
+            "bold red",
+        )
+    if births:
+        inherited = [finding.name for finding in result.findings if finding.birth == INHERITED]
+        if inherited:
+            yield f"{len(inherited)} points after that inherit it: {_some(inherited)}", ""
+    elif result.findings:
+        yield f"{len(result.findings)} points differ, first {result.findings[0].name}", "red"
+    for role, side in zip(("reference", "candidate"), sides, strict=True):
+        if left := [each.name for each in result.unmatched if each.side == role]:
+            yield f"{len(left)} points of {side} have no partner on the other side: {_some(left)}", "dim"
+    for line in result.unseen[:MOST_UNSEEN]:
+        yield f"not seen: {line}", "dim"
+    if (more := len(result.unseen) - MOST_UNSEEN) > 0:
+        yield f"not seen: {more} more (--json has them)", "dim"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
 
 
 def any_layer(name: str) -> str:

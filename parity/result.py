@@ -10,6 +10,7 @@ from datetime import date
 from typing import Any
 
 from .errors import ParityError
+from .findings import Finding, Unmatched
 from .islands import Island
 from .work import Work
 
@@ -81,6 +82,9 @@ class Result:
     seed: int
     rows: tuple[Row, ...]
     islands: tuple[Island, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    unmatched: tuple[Unmatched, ...] = ()
+    unseen: tuple[str, ...] = ()
     zero_gradients: tuple[str, ...] = ()
     work: Work = field(default_factory=Work)
     notes: tuple[str, ...] = ()
@@ -128,6 +132,9 @@ class Result:
                 "rows": rows,
                 "first_difference": first and {"name": first.name, "stage": first.stage},
                 "islands": [asdict(island) for island in self.islands],
+                "findings": [asdict(finding) for finding in self.findings],
+                "unmatched": [asdict(each) for each in self.unmatched],
+                "unseen": self.unseen,
                 "zero_gradients": self.zero_gradients,
                 "flops": {**self.work.flops, "equal": self.work.equal, "notes": self.work.notes},
                 "notes": self.notes,

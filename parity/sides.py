@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .capture import Capture
 from .formats import FORMATS
 from .islands import Island
 from .links import Link
@@ -51,6 +52,11 @@ class Runner(Protocol):
 
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
         """One operation on its own for each set of operands, in `precision`."""
+
+    def capture(
+        self, weights: Arrays, batch: Arrays, precision: str, *, feed: Arrays | None = None, lifted: bool = False
+    ) -> tuple[Run, Capture]:
+        """A run of one batch whose points are seen; it goes on with the values that are fed in at points by name."""
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where a float64 run of outputs and gradients drops to a lower precision, in data order."""
@@ -105,6 +111,12 @@ class Linked:
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
         """One operation on its own."""
         return self.runner.evaluate(function, draws, precision)
+
+    def capture(
+        self, weights: Arrays, batch: Arrays, precision: str, *, feed: Arrays | None = None, lifted: bool = False
+    ) -> tuple[Run, Capture]:
+        """A run of one batch whose points are seen, under the side's own names."""
+        return self.runner.capture(self.link.forward(weights), batch, precision, feed=feed, lifted=lifted)
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where a float64 run drops to a lower precision."""

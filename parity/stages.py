@@ -17,6 +17,7 @@ from .formats import FORMATS
 from .islands import Island
 from .judge import Batches, Errors, Judge
 from .kinds import all_same_bits, kinds_of, only_one_keeps, step_kinds
+from .localise import Localised, localise
 from .options import Options
 from .preparation import Prepared
 from .result import Row
@@ -95,6 +96,16 @@ class Stages:
         generator = np.random.Generator(np.random.PCG64(self.options.seed))
         # no float32 numbers here: they would look like values that were computed in float32
         return self.sides.optimizer_islands({name: generator.normal(size=shape) for name, shape in self.shapes.items()})
+
+    def localise(self) -> Localised:
+        """Where the model comes apart, on the first batch; nothing but a note where no side can be looked into."""
+        points = self.prepared.pair.points
+        try:
+            return localise(self.sides, self.weights, self.pooled[0], points, self.judge.sums)
+        except ParityUsageError as error:
+            if points:
+                raise
+            return Localised(unseen=(f"could not look inside: {error}",))
 
     def outputs_and_gradients(self) -> list[Row]:
         """Outputs, loss and gradients of the pooled batches in float64."""

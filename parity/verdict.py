@@ -9,13 +9,18 @@ from typing import Any
 
 from .environment import environment
 from .errors import ParityUsageError
+from .findings import BORN
 from .islands import Island
+from .localise import Localised
 from .options import Options
 from .pair import Pair
 from .preparation import prepare, unpaired_rows
 from .result import Result, Row
 from .stages import Progress, Stages
 from .work import Work
+
+#: Places that the reason of a verdict names.
+MOST_BORN = 3
 
 Verdict = tuple[str, str | None, str]
 
@@ -44,6 +49,13 @@ def check(
         islands = stages.islands()
         rung, reason, rows = _prove_island(rows, islands, stages, reason)
         verdict = "FAIL" if rung == "different" else "PASS"
+    inside = Localised()
+    if rung == "different" and stages.in_model and not any(_misfit(row) for row in rows):
+        progress("float64: looking inside for where it begins")
+        inside = stages.localise()
+        rows = [*inside.rows, *rows]
+        born = [finding.name for finding in inside.findings if finding.birth == BORN]
+        reason += f"; it begins at {' and at '.join(born[:MOST_BORN])}" if born else ""
     if verdict == "PASS":
         for precision in options.precisions:
             rows += stages.working_precision(precision)
@@ -64,6 +76,9 @@ def check(
         seed=options.seed,
         rows=tuple(rows),
         islands=tuple(islands),
+        findings=inside.findings,
+        unmatched=inside.unmatched,
+        unseen=inside.unseen,
         zero_gradients=tuple(sorted(stages.zero)),
         work=work,
         notes=(*pair.notes, *stages.notes),

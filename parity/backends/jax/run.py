@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ...capture import Capture
 from ...islands import Island
 from ...pair import Pair
 from ...runs import MOMENTS, Arrays, Run, Step, is_float, loss_of, named_outputs, projection, scalar_loss
 from ...trees import Form
 from ...work import Work, collect
 from . import count, islands, lifting
+from .harvest import captured
 from .models import Model, by_name
 from .versions import x64
 
@@ -75,6 +77,21 @@ class JaxRunner:
             compiled = jax.jit(partial(function))
             return [np.asarray(compiled(*_cast(operands, precision).values())) for operands in draws]
 
+    def capture(
+        self, weights: Arrays, batch: Arrays, precision: str, *, feed: Arrays | None = None, lifted: bool = False
+    ) -> tuple[Run, Capture]:
+        """A run whose points are seen; it goes on with the values that are fed in."""
+        with self.mode(precision):
+            parameters, state, inputs = self._arguments(weights, batch, precision)
+            scalar = self._scalar(precision)
+
+            def run(parameters: Any, state: Any, inputs: Any) -> Any:
+                loss, (outputs, _) = scalar(parameters, {}, state, inputs)
+                return loss, outputs
+
+            (_, outputs), seen = captured(lifting.lift(run) if lifted else run, (parameters, state, inputs), feed)
+            return Run(_to_numpy(outputs), {}), seen
+
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where the float64 program drops to a lower precision, in data order."""
         with self.mode("float64"):
@@ -112,11 +129,8 @@ class JaxRunner:
             work = collect(methods, self.label)
             return Work(work.flops, (*work.notes, *notes))
 
-    def _differentiated(self, precision: str, inputs_too: bool = True) -> Callable[..., Any]:
-        """(parameters, state, inputs) -> (outputs, gradients, gradients of float inputs, state).
-
-        A fresh function: no two precisions may share a trace.
-        """
+    def _scalar(self, precision: str) -> Callable[..., tuple[jax.Array, tuple[Any, Any]]]:
+        """(parameters, float inputs, state, other inputs) -> (loss, (outputs, state)), a fresh function."""
         program = self.model.at(precision)
 
         def scalar(parameters: Any, floats: Any, state: Any, others: Any) -> tuple[jax.Array, tuple[Any, Any]]:
@@ -124,6 +138,15 @@ class JaxRunner:
             outputs = named_outputs(self.label, returned, self.loss, self.aliases)
             loss = _project(outputs) if self.loss is None else scalar_loss(self.label, self.loss, returned, outputs)
             return loss, (outputs, changed)
+
+        return scalar
+
+    def _differentiated(self, precision: str, inputs_too: bool = True) -> Callable[..., Any]:
+        """(parameters, state, inputs) -> (outputs, gradients, gradients of float inputs, state).
+
+        A fresh function: no two precisions may share a trace.
+        """
+        scalar = self._scalar(precision)
 
         def all_of_it(parameters: Any, state: Any, inputs: Any) -> tuple[Any, Any, Any, Any]:
             floats = {name: value for name, value in inputs.items() if jnp.issubdtype(value.dtype, jnp.floating)}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...capture import Capture
 from ...errors import ParityUsageError
 from ...islands import Island
 from ...pair import Pair
@@ -16,6 +17,7 @@ from ...runs import MOMENTS, Arrays, Run, Step, is_float, loss_of, named_outputs
 from ...trees import Form
 from ...work import Work, collect
 from . import count, islands
+from .capture import capturing
 from .models import Model
 from .versions import DTYPES, from_numpy, to_numpy
 
@@ -92,6 +94,17 @@ class TorchRunner:
         """One operation on its own."""
         with self.mode(), torch.no_grad():
             return [to_numpy(function(*self._cast(operands, precision).values())) for operands in draws]
+
+    def capture(
+        self, weights: Arrays, batch: Arrays, precision: str, *, feed: Arrays | None = None, lifted: bool = False
+    ) -> tuple[Run, Capture]:
+        """A run whose points are seen; it goes on with the values that are fed in."""
+        with self.mode():
+            module = self._module(weights, precision)
+            with capturing(module, feed=feed) as recording:
+                outputs = self._backward(module, self._cast(batch, precision), lifted)
+            gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
+            return Run(_to_numpy(outputs), _to_numpy(gradients)), recording.capture()
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where a float64 run drops to a lower precision, in data order."""

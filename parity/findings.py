@@ -1,0 +1,53 @@
+"""What localising found: a point at which the two sides differ, and whether the difference was born there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: What is said of a point that differs.
+BORN, INHERITED, UNKNOWN = "born here", "inherited", "unknown"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One point that differs, in the reference's data order.
+
+    Args:
+        reference: the point's name on the reference side.
+        candidate: the point's name on the candidate's.
+        what: "value", or "gradient" of the loss there.
+        where: file and line of each side's own code, "" where none is known.
+        birth: "born here": from equal values before it comes another one; "inherited": from equal values comes an equal
+            one; "unknown": it could not be run on the other side's values.
+        measured: how far the two are apart, relative to the reference's value; NaN where they have no layout in common.
+        bound: what rounding explains.
+        local: the same with the reference's values fed in at every point before; NaN where that could not be done.
+    """
+
+    reference: str
+    candidate: str
+    what: str
+    where: tuple[str, str]
+    birth: str
+    measured: float
+    bound: float
+    local: float
+
+    @property
+    def name(self) -> str:
+        """Of the point, on both sides where they differ."""
+        return self.reference if self.reference == self.candidate else f"{self.reference} = {self.candidate}"
+
+    @property
+    def agrees(self) -> bool:
+        """Whether rounding explains it."""
+        return self.measured <= self.bound
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """A point of one side that no point of the other is; `side` is "reference" or "candidate"."""
+
+    side: str
+    name: str
+    reason: str

@@ -1,0 +1,195 @@
+"""Where a difference begins: the points of both sides in pairs, and one more run on the reference's own values.
+
+The candidate is run a second time with the reference's value fed in at every point, after its own was recorded. What it
+records is then worked out from the reference's values at the points before: a difference that stays was born there, one
+that goes away was inherited, and a second fault behind a first one shows by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .bounds import Bound, float64_bound
+from .capture import Capture
+from .compare import error_of, independent, relative, scaled_errors
+from .errors import ParityUsageError
+from .findings import BORN, INHERITED, UNKNOWN, Finding, Unmatched
+from .layouts import Layout, layouts
+from .pairing import PointPair, moderate, pair_points
+from .result import Row
+from .runs import Arrays, Run, is_float, running
+from .sides import Runner, Sides
+
+#: What capturing may move an output by: XLA fuses otherwise where more of its results are asked for.
+MOVED = 2.0**-44
+
+
+@dataclass(frozen=True)
+class Localised:
+    """Rows for all points that are floats on both sides, findings for those that differ, and what was left out."""
+
+    rows: tuple[Row, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    unmatched: tuple[Unmatched, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+
+def localise(sides: Sides, weights: Arrays, batch: Arrays, points: Mapping[str, str], sums: float) -> Localised:
+    """Where the two sides come apart, on one batch in float64.
+
+    Args:
+        sides: ready to run; as they stand, or widened.
+        weights: the reference's.
+        batch: one.
+        points: pairs of points that the caller gives, reference to candidate.
+        sums: `summation_factor`.
+
+    Raises:
+        ParityUsageError: `points` names one that is not there; a side cannot be captured.
+    """
+    seen, notes = [], []
+    for runner in (sides.reference, sides.candidate):
+        run, capture = _captured(sides, runner, weights, batch)
+        notes += _moved(sides, runner, run, weights, batch)
+        seen.append(capture)
+    _, coarse = sides.reference.capture(weights, batch, "float32")
+    pairing = pair_points(seen[0], seen[1], points)
+    pairs = [pair for pair in pairing.pairs if is_float(pair.reference.value) and is_float(pair.candidate.value)]
+    chosen = chosen_layouts(pairs)
+    local = Capture(())
+    try:
+        fed = {pair.candidate.name: layout.there(pair.reference.value) for pair, layout in chosen.items()}
+        local = _captured(sides, sides.candidate, weights, batch, fed)[1]
+    except ParityUsageError as error:
+        notes.append(f"the candidate could not be run on the reference's values: {error}")
+    judged = [_value_finding(pair, chosen.get(pair), coarse, local, sums) for pair in pairs]
+    if all(finding.agrees for finding in judged):
+        judged += _gradient_findings(pairs, chosen, coarse, sums)
+    rows = [_row(finding, pair, sides.labels) for finding, pair in judged_pairs(judged, pairs)]
+    findings = tuple(finding for finding in judged if not finding.agrees)
+    unseen = [f"{label}: {line}" for label, each in zip(sides.labels, seen, strict=True) for line in each.unseen]
+    return Localised(tuple(rows), findings, pairing.unmatched, (*notes, *unseen))
+
+
+def _captured(
+    sides: Sides, runner: Runner, weights: Arrays, batch: Arrays, feed: Arrays | None = None
+) -> tuple[Run, Capture]:
+    with running(runner.label, "float64, its points captured,"):
+        return runner.capture(weights, batch, "float64", feed=feed, lifted=sides.lifted)
+
+
+def _moved(sides: Sides, runner: Runner, seen: Run, weights: Arrays, batch: Arrays) -> list[str]:
+    """A line for each output that capturing changed."""
+    bare = runner.run(weights, batch, "float64", lifted=sides.lifted).outputs
+    lines = []
+    for name, value in seen.outputs.items():
+        gap = relative([value], [bare[name]]) if is_float(value) else float((value != bare[name]).any())
+        if gap > MOVED:
+            lines.append(
+                f"capturing moved {runner.label}'s {name} by {gap:.2g}: its points are not those of a bare run"
+            )
+    return lines
+
+
+def chosen_layouts(pairs: Sequence[PointPair]) -> dict[PointPair, Layout]:
+    """The layout of each pair: the one that most of the same place in other layers have, the plainest of equals.
+
+    Values that differ have none of their own. Swapped queries and keys give equal numbers in another order: their own
+    layout would hide them.
+    """
+    votes: dict[tuple[object, ...], Counter[Layout]] = defaultdict(Counter)
+    for pair in pairs:
+        if pair.layout is not None:
+            votes[_place(pair)][pair.layout] += 1
+    chosen = {}
+    for pair in pairs:
+        shapes = pair.reference.value.shape, pair.candidate.value.shape
+        likely = [*votes[_place(pair)], *layouts(*shapes)]
+        if likely:
+            chosen[pair] = min(likely, key=lambda each: (-votes[_place(pair)][each], str(each) != "same"))
+    return chosen
+
+
+def _place(pair: PointPair) -> tuple[object, ...]:
+    """What a point shares with its like in other layers: its name without numbers, and both shapes."""
+    return re.sub(r"\d+", "", pair.reference.name), pair.reference.value.shape, pair.candidate.value.shape
+
+
+def _value_finding(pair: PointPair, layout: Layout | None, coarse: Capture, local: Capture, sums: float) -> Finding:
+    """How far the values of one pair are apart, by themselves and on the reference's values."""
+    name, exact = pair.reference.name, pair.reference.value
+    bound = _bound(exact, coarse[name].value if name in coarse.names else None, sums)
+    measured = nearby = float("nan")
+    if layout is not None:
+        measured = _apart(pair.candidate.value, layout.there(exact))
+        if pair.candidate.name in local.names:
+            nearby = _apart(local[pair.candidate.name].value, layout.there(exact))
+    birth = UNKNOWN if np.isnan(nearby) else (INHERITED if nearby <= bound.value else BORN)
+    return _made(pair, "value", birth, measured, bound.value, nearby)
+
+
+def _gradient_findings(
+    pairs: Sequence[PointPair], chosen: Mapping[PointPair, Layout], coarse: Capture, sums: float
+) -> list[Finding]:
+    """The gradients at points whose values agree; in the backward pass the last point comes first."""
+    findings: list[Finding] = []
+    for pair in reversed(pairs):
+        name, exact, other = pair.reference.name, pair.reference.gradient, pair.candidate.gradient
+        if exact is None or other is None or pair not in chosen or name not in coarse.names:
+            continue
+        bound = _bound(exact, coarse[name].gradient, sums)
+        measured = _apart(other, chosen[pair].there(exact))
+        birth = INHERITED if any(not finding.agrees for finding in findings) else BORN
+        findings.append(_made(pair, "gradient", birth, measured, bound.value, float("nan")))
+    return findings[::-1]
+
+
+def _made(pair: PointPair, what: str, birth: str, measured: float, bound: float, local: float) -> Finding:
+    where = pair.reference.where, pair.candidate.where
+    return Finding(pair.reference.name, pair.candidate.name, what, where, birth, measured, bound, local)
+
+
+def _apart(value: np.ndarray, exact: np.ndarray) -> float:
+    """As `relative`; what is huge is a mask's, and has to be huge on both sides."""
+    return error_of([moderate(value)], [moderate(exact)])
+
+
+def judged_pairs(findings: Sequence[Finding], pairs: Sequence[PointPair]) -> Iterator[tuple[Finding, PointPair]]:
+    """Each finding with its pair."""
+    by_name = {pair.reference.name: pair for pair in pairs}
+    for finding in findings:
+        yield finding, by_name[finding.reference]
+
+
+def _bound(exact: np.ndarray, low: np.ndarray | None, sums: float) -> Bound:
+    """The rule for float64, from the reference's own float32 run."""
+    if low is None:
+        return float64_bound(0.0, 1, sums)
+    fine, rough = moderate(exact), moderate(low)
+    return float64_bound(relative([rough], [fine]), independent(scaled_errors([rough], [fine])), sums)
+
+
+def _row(finding: Finding, pair: PointPair, labels: tuple[str, str]) -> Row:
+    said = "agrees"
+    if not finding.agrees:
+        said = finding.birth
+        if not np.isnan(finding.local):
+            said += f", {finding.local:.2g} on {labels[0]}'s values before it"
+    what = "gradient at point" if finding.what == "gradient" else "point"
+    return Row(
+        name=f"{what} {finding.name}",
+        group=f"{what}s ({pair.reference.source})",
+        side_names=labels,
+        shape=pair.candidate.shape,
+        dtype=pair.candidate.dtype,
+        stage="float64",
+        measured=finding.measured,
+        bound=finding.bound,
+        derivation=f"{said}; paired by {pair.how}",
+        verdict="PASS" if finding.agrees else "FAIL",
+    )
