@@ -20,7 +20,8 @@ from flax import nnx
 import parity
 from parity import Jax, Options, Pair, ParityUsageError, Torch, check
 
-SHORT = Options(precisions=("float32",), batches=2, steps=2, flops=False)
+LOW = Options(precisions=("float32",), batches=2, steps=2, flops=False)
+SHORT = replace(LOW, precisions=())
 VOCABULARY, WIDTH, HIDDEN, EPS = 17, 12, 20, 1e-5
 
 
@@ -153,7 +154,7 @@ SIDES: dict[str, Callable[[float], Any]] = {
 @pytest.mark.parametrize("name", SIDES)
 def test_any_side_is_the_same_function_until_its_eps_is_another(name: str) -> None:
     pair = Pair(name, MODEL, SIDES[name](EPS), inputs=inputs)
-    result = check(pair, SHORT)
+    result = check(pair, LOW)
     assert (result.verdict, result.rung) == ("PASS", "bitwise" if "torch" in name else "same-function"), result.reason
     compared = {row.name for row in result.rows if row.stage == "float64"}
     assert compared == {"output", "gradient input 1", *(f"gradient {each}" for each, _ in MODEL.named_parameters())}
@@ -239,7 +240,7 @@ def test_either_side_may_be_either_framework() -> None:
         Pair("JAX twice", function, an_equinox_module(EPS), inputs=inputs),
         Pair("torch twice", MODEL, MODEL, inputs=inputs),
     ):
-        result = check(pair, SHORT)
+        result = check(pair, LOW)
         assert result.verdict == "PASS", result.reason
     assert result.rung == "bitwise"
     assert result.rows[0].side_names == ("torch (reference)", "torch (candidate)")
