@@ -24,6 +24,7 @@ class Island:
         operation: the operation that brought the low precision in; "input" and "constant" are values that came with it.
         dtype: the type seen; "float64" for a constant that is float64 by type but holds float32 numbers only.
         source: file and line of whoever asked for it ("norm.py:31"), "" where no line is known.
+        meets: for what depends on no input (a table), the module or function in which it meets the data first.
     """
 
     side: str
@@ -31,6 +32,7 @@ class Island:
     operation: str
     dtype: str
     source: str
+    meets: str = ""
 
 
 @functools.cache
@@ -54,6 +56,14 @@ def caller() -> str:
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
+
+
+def nudged(values: Any, seed: int) -> Any:
+    """float32 numbers, each moved by one unit in its last place up or down at random; always the same for one seed."""
+    import numpy as np
+
+    signs = np.random.Generator(np.random.PCG64([seed, values.size])).choice([-1.0, 1.0], values.shape)
+    return np.asarray(values, np.float64) * (1 + signs * 2.0**-23)
 
 
 def holds_float32(values: Any) -> bool:

@@ -53,6 +53,9 @@ class Runner(Protocol):
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
         """One operation on its own for each set of operands, in `precision`."""
 
+    def nudge(self, weights: Arrays, batch: Arrays, seed: int) -> Run:
+        """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
+
     def capture(
         self, weights: Arrays, batch: Arrays, precision: str, *, feed: Arrays | None = None, lifted: bool = False
     ) -> tuple[Run, Capture]:
@@ -111,6 +114,11 @@ class Linked:
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
         """One operation on its own."""
         return self.runner.evaluate(function, draws, precision)
+
+    def nudge(self, weights: Arrays, batch: Arrays, seed: int) -> Run:
+        """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
+        run = self.runner.nudge(self.link.forward(weights), batch, seed)
+        return replace(run, gradients=self.link.backward(run.gradients))
 
     def capture(
         self, weights: Arrays, batch: Arrays, precision: str, *, feed: Arrays | None = None, lifted: bool = False
@@ -187,6 +195,15 @@ class Sides:
             for runner in (self.reference, self.candidate)
         )
         return reference, candidate
+
+    def nudged(self, weights: Arrays, batches: Sequence[Arrays], seed: int) -> tuple[list[Run], list[Run]]:
+        """Widened float64 runs of every batch, with float32 constants one unit in the last place off."""
+        runs = []
+        for runner in (self.reference, self.candidate):
+            with running(runner.label, "float64"):
+                moved = [runner.nudge(weights, batch, seed) for batch in batches]
+            runs.append([replace(run, gradients=self._shared(run.gradients)) for run in moved])
+        return runs[0], runs[1]
 
     def lead(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> Path:
         """The reference's own training in float64, its parameters rounded to `precision` after each step."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from .constants import elsewhere, excused
 from .environment import environment
 from .errors import ParityUsageError
 from .findings import BORN
@@ -117,9 +118,24 @@ def _prove_island(
     stages.sides.lifted = True
     widened = stages.same_function()
     if _judge_float64(widened)[1] != "same-function":
+        widened = _with_tables(widened, islands, stages)
+    if _judge_float64(widened)[1] != "same-function":
         return "different", f"{difference}; widening the float32 that was seen does not close the gap", rows
     before = [replace(row, verdict="ISLAND") for row in rows if row.verdict == "FAIL"]
     return "float32-island", "", [*before, *widened]
+
+
+def _with_tables(widened: list[Row], islands: Sequence[Island], stages: Stages) -> list[Row]:
+    """Float32 tables cannot be widened: the rows with what they explain, if all that is left is born where they are."""
+    if not stages.in_model or all(island.operation != "constant" for island in islands):
+        return widened
+    stages.progress("float64: float32 tables, which cannot be widened")
+    inside = stages.localise()
+    if not any(finding.birth == BORN for finding in inside.findings) or elsewhere(
+        inside.findings, islands, inside.unmatched
+    ):
+        return widened
+    return excused(widened, stages.exact, stages.sides, stages.weights, stages.pooled, stages.options.seed)
 
 
 def _judge_all(rows: Sequence[Row], rung: str | None, stages: Stages) -> Verdict:

@@ -84,6 +84,23 @@ def bert() -> Pair:
     )
 
 
+def llama(**changes: Any) -> Pair:
+    config = transformers.LlamaConfig(
+        **SIZES, num_key_value_heads=2, intermediate_size=29, max_position_embeddings=32, attn_implementation="eager"
+    )
+    given = pair(
+        "llama",
+        config,
+        transformers.LlamaModel,
+        transformers.FlaxLlamaModel,
+        torch=last_hidden,
+        flax=lambda module, ids, mask: module(ids, mask, positions(ids)).last_hidden_state * mask[..., None],
+    )
+    port = given.candidate.module
+    other = transformers.LlamaConfig(**{**config.to_dict(), **changes})
+    return replace(given, candidate=replace(given.candidate, module=port.clone(config=other)))
+
+
 @pytest.mark.parametrize("make", [gpt2, bert])
 def test_gpt2_and_bert_are_the_same_function_in_flax_and_pytorch(make: Callable[[], Pair]) -> None:
     result = check(make(), SHORT)
@@ -112,3 +129,31 @@ def test_bert_in_pytorch_gives_its_padding_token_no_gradient_and_flax_does() -> 
 
     result = check(replace(bert(), inputs=padded), SHORT)
     assert (result.verdict, result.first_difference.name) == ("FAIL", "gradient embeddings.word_embeddings.weight")
+
+
+def test_llama_is_float32_islands_in_their_places_and_tables_that_no_widening_closes() -> None:
+    result = check(llama(), replace(SHORT, precisions=()))
+    assert (result.verdict, result.rung) == ("PASS", "float32-island"), result.reason
+    places = {side: [each.place for each in result.islands if each.side == side] for side in ("torch", "linen")}
+    assert places["torch"] == [
+        "layers.0.input_layernorm",
+        "rotary_emb.inv_freq",
+        "rotary_emb",
+        "layers.0.self_attn",
+    ]
+    assert [place.partition("/")[2] for place in places["linen"]] == [
+        "layers/0/input_layernorm",
+        "layers/0/self_attn/rotary_emb",
+        "layers/0/self_attn",
+    ]
+    tables = [row for row in result.rows if "float32 tables" in row.derivation]
+    assert tables
+    assert all(row.measured < 1e-6 for row in tables)
+
+
+def test_no_fault_hides_behind_the_islands_of_llama() -> None:
+    """An eps that is off by a thousandth moves less than float32 does, and stands where no table meets the data."""
+    result = check(llama(rms_norm_eps=1.001e-6), replace(SHORT, precisions=(), flops=False))
+    assert (result.verdict, result.rung) == ("FAIL", "different")
+    assert "it begins at layers.0.input_layernorm" in result.reason
+    assert result.rows[0].measured < 1e-6

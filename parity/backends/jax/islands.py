@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +99,13 @@ class _Sightings:
             self.found.append(Island(self.side, place, operation, dtype, source))
         self._keys |= keys
 
-    def merge(self, islands: Sequence[Island]) -> None:
-        """Take over what was found elsewhere, each once."""
-        self.found += [island for island in dict.fromkeys(islands) if island not in self.found]
+    def merge(self, islands: Sequence[Island], place: str) -> None:
+        """Take over what was found in an equation, each once; constants meet the data at `place`, if nowhere before."""
+        for found in dict.fromkeys(islands):
+            meets = found.meets or (place if found.operation == "constant" else "")
+            island = replace(found, meets=meets)
+            if not any(replace(island, meets=known.meets) == known for known in self.found):
+                self.found.append(island)
 
 
 def _walk(jaxpr: core.Jaxpr, consts: Sequence[Any], outer: _Origin, sightings: _Sightings, data: set[core.Var]) -> None:
@@ -115,12 +119,13 @@ def _walk(jaxpr: core.Jaxpr, consts: Sequence[Any], outer: _Origin, sightings: _
         _visit(equation, constants, outer.inside(equation), sightings, joined)
         found, sightings.found = sightings.found, outside
         if joined:
-            sightings.merge(found)
+            place = outer.inside(equation)
+            sightings.merge(found, place.place or place.function)
             data |= set(equation.outvars)
         else:
             waiting |= dict.fromkeys(equation.outvars, found)
     for found in waiting.values():
-        sightings.merge(found)
+        sightings.merge(found, "")
 
 
 def _visit(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+
+from ...islands import holds_float32, nudged
+
+_seed: ContextVar[int | None] = ContextVar("seed of a nudge", default=None)
 
 #: equations that only wrap a program: the lifted program runs what is inside
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint")
@@ -70,7 +76,8 @@ def dtype_of(atom: core.Var | core.Literal) -> Any:
 
 def _evaluate(jaxpr: core.Jaxpr, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """Run a program with every low-precision value in float64; whatever holds none runs as it is."""
-    environment = {v: _widen(x) for v, x in zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True)}
+    given = [*map(_constant, consts), *map(_widen, values)]
+    environment = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
 
     def read(atom: Any) -> Any:
         if not isinstance(atom, core.Literal):
@@ -114,6 +121,24 @@ def bind(equation: core.JaxprEqn, xs: Sequence[Any], params: dict[str, Any]) -> 
     """The results of one equation on these operands, as a sequence."""
     results = equation.primitive.bind(*xs, **equation.primitive.get_bind_params(params))
     return results if equation.primitive.multiple_results else [results]
+
+
+@contextmanager
+def nudging(seed: int) -> Iterator[None]:
+    """While it lasts, lifting moves every constant of float32 numbers by one unit in the last place of float32."""
+    token = _seed.set(seed)
+    try:
+        yield
+    finally:
+        _seed.reset(token)
+
+
+def _constant(x: Any) -> Any:
+    seed = _seed.get()
+    if seed is None or isinstance(x, jax.core.Tracer) or not jnp.issubdtype(np.asarray(x).dtype, jnp.floating):
+        return _widen(x)
+    values = np.asarray(x)
+    return jnp.asarray(nudged(values, seed)) if is_low(x) or holds_float32(values.reshape(-1)) else x
 
 
 def _widen(x: Any) -> Any:

@@ -77,6 +77,13 @@ class JaxRunner:
             compiled = jax.jit(partial(function))
             return [np.asarray(compiled(*_cast(operands, precision).values())) for operands in draws]
 
+    def nudge(self, weights: Arrays, batch: Arrays, seed: int) -> Run:
+        """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
+        with self.mode("float64"), lifting.nudging(seed):
+            arguments = self._arguments(weights, batch, "float64")
+            outputs, gradients, of_inputs, state = jax.jit(lifting.lift(self._differentiated("float64")))(*arguments)
+            return Run(_to_numpy(outputs) | self._changed(state, "float64"), _to_numpy(gradients), _to_numpy(of_inputs))
+
     def capture(
         self, weights: Arrays, batch: Arrays, precision: str, *, feed: Arrays | None = None, lifted: bool = False
     ) -> tuple[Run, Capture]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -15,7 +16,7 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...islands import Island, holds_float32, is_user_code
+from ...islands import Island, holds_float32, is_user_code, nudged
 
 _WIDE = {
     torch.float32: torch.float64,
@@ -53,17 +54,18 @@ def trace_islands(
 
 
 @contextmanager
-def lift() -> Iterator[None]:
+def lift(nudge: int | None = None) -> Iterator[None]:
     """Run forward and backward with every lower-precision float in float64.
 
     Casts and factories that ask for a lower type get float64, so does a factory that asks for none, and tensors that
     exist already in a lower type are widened where they are read. An altered run, and labelled so: a table that was
-    computed in float32 keeps its rounded values. A float32 tensor that is written in place stays float32.
+    computed in float32 keeps its rounded values. A float32 tensor that is written in place stays float32. With a seed
+    to `nudge` by, tensors that exist already are moved by one unit in their last place.
     """
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _Lift():
+        with _Lift(nudge):
             yield
     finally:
         torch.set_default_dtype(default)
@@ -116,20 +118,29 @@ class _Trace(TorchDispatchMode):
             for tensor in produced:
                 if tensor.dtype in _WIDE and not _is_count(tensor):
                     self._add(str(function).removeprefix("aten."), tensor.dtype, place, line)
-        self._place(read, [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)])
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self._place(read, made, place or (line[0].co_qualname if line else ""))
         return result
 
     def release(self) -> None:
         """What never met the data comes last."""
         for islands in self._waiting.values():
-            self.islands += [island for island in islands if island not in self.islands]
+            self._report(islands)
 
-    def _place(self, read: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
+    def _report(self, islands: Sequence[Island]) -> None:
+        """Each once, as it met the data first."""
+        for island in dict.fromkeys(islands):
+            if not any(replace(island, meets=known.meets) == known for known in self.islands):
+                self.islands.append(island)
+
+    def _place(self, read: Sequence[torch.Tensor], made: Sequence[torch.Tensor], place: str) -> None:
         """An operation on data reports its islands and those of all that it reads; any other hands them on."""
-        islands = [island for tensor in read for island in self._waiting.get(_key(tensor), ())] + self._found
-        self._found = []
+        waited = [island for tensor in read for island in self._waiting.get(_key(tensor), ())]
+        found, self._found = self._found, []
+        islands = waited + found
         if any(_key(tensor) in self._data for tensor in read):
-            self.islands += [island for island in dict.fromkeys(islands) if island not in self.islands]
+            constants = [replace(island, meets=place) if island.operation == "constant" else island for island in found]
+            self._report([*(replace(island, meets=place) for island in waited), *constants])
             self._data |= {_key(tensor) for tensor in made}
         for tensor in made:
             self._remember(tensor)
@@ -179,18 +190,42 @@ class _Trace(TorchDispatchMode):
 class _Lift(TorchDispatchMode):
     """Gives every operation float64 for the narrower floats it asks for, reads or makes."""
 
+    def __init__(self, nudge: int | None = None):
+        super().__init__()
+        self.nudge = nudge
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten.view.dtype:  # a reinterpretation of bits has no wider form
             return function(*args, **(kwargs or {}))
         schema = function._schema.arguments
         written = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema]
-        args = [x if write else tree_map(_widen, x) for x, write in zip(args, written, strict=False)]
-        kwargs = {key: x if key == "out" else tree_map(_widen, x) for key, x in (kwargs or {}).items()}
+        args = [x if write else tree_map(self._read, x) for x, write in zip(args, written, strict=False)]
+        kwargs = {key: x if key == "out" else tree_map(self._read, x) for key, x in (kwargs or {}).items()}
         result = function(*args, **kwargs)
         return result if any(written) else tree_map(_widen, result)
 
+    def _read(self, x: Any) -> Any:
+        if self.nudge is None or not isinstance(x, torch.Tensor) or x.dtype not in _WIDE or x.is_complex():
+            return _widen(x)
+        return nudge_tensor(x, self.nudge)
+
 
 _Line = tuple[CodeType, int]
+
+
+def nudge_tensor(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """float32 numbers in float64, one unit in the last place off."""
+    return torch.from_numpy(nudged(tensor.detach().cpu().float().numpy(), seed)).to(tensor.device)
+
+
+def constants_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Float buffers that are not saved with a model and hold float32 numbers: it worked them out in float32."""
+    for owner in module.modules():
+        for key, buffer in owner._buffers.items():
+            if buffer is None or key not in owner._non_persistent_buffers_set or not buffer.is_floating_point():
+                continue
+            if buffer.dtype in _WIDE or _holds_float32(buffer):
+                yield buffer
 
 
 def state_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

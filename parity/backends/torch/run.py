@@ -53,16 +53,7 @@ class TorchRunner:
     def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
         """Outputs and gradients of one batch."""
         with self.mode():
-            module = self._module(weights, precision)
-            inputs = self._cast(batch, precision)
-            floats = {name: tensor.requires_grad_() for name, tensor in inputs.items() if tensor.is_floating_point()}
-            # a leaf that needs a gradient could not be written to in place
-            clones = {name: leaf.clone() for name, leaf in floats.items()}
-            outputs = self._backward(module, {**inputs, **clones}, lifted)
-            state = {f"state {name}": value for name, value in self.model.changed_state(module).items()}
-            gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
-            of_inputs = {name: _gradient(leaf) for name, leaf in floats.items()}
-            return Run(_to_numpy(outputs | self._renamed(state)), _to_numpy(gradients), _to_numpy(of_inputs))
+            return self._run_once(self._module(weights, precision), self._cast(batch, precision), lifted)
 
     def steps(
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
@@ -94,6 +85,22 @@ class TorchRunner:
         """One operation on its own."""
         with self.mode(), torch.no_grad():
             return [to_numpy(function(*self._cast(operands, precision).values())) for operands in draws]
+
+    def nudge(self, weights: Arrays, batch: Arrays, seed: int) -> Run:
+        """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
+        with self.mode():
+            module = self._module(weights, "float64")
+            before = [(buffer, buffer.clone()) for buffer in islands.constants_of(module)]
+            with torch.no_grad():
+                for buffer, values in before:
+                    buffer.copy_(islands.nudge_tensor(values, seed))
+            try:
+                with islands.lift(seed):
+                    return self._run_once(module, self._cast(batch, "float64"), lifted=False)
+            finally:
+                with torch.no_grad():
+                    for buffer, values in before:
+                        buffer.copy_(values)
 
     def capture(
         self, weights: Arrays, batch: Arrays, precision: str, *, feed: Arrays | None = None, lifted: bool = False
@@ -141,6 +148,16 @@ class TorchRunner:
             return lambda: count.counted_flops(function, self._module(weights, "float32"), inputs)
 
         return collect([(each.__name__, "torch", counted(each)) for each in (forward, forward_backward)], self.label)
+
+    def _run_once(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], lifted: bool) -> Run:
+        floats = {name: tensor.requires_grad_() for name, tensor in inputs.items() if tensor.is_floating_point()}
+        # a leaf that needs a gradient could not be written to in place
+        clones = {name: leaf.clone() for name, leaf in floats.items()}
+        outputs = self._backward(module, {**inputs, **clones}, lifted)
+        state = {f"state {name}": value for name, value in self.model.changed_state(module).items()}
+        gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
+        of_inputs = {name: _gradient(leaf) for name, leaf in floats.items()}
+        return Run(_to_numpy(outputs | self._renamed(state)), _to_numpy(gradients), _to_numpy(of_inputs))
 
     def _module(self, weights: Arrays, precision: str) -> torch.nn.Module:
         return self.model.at(self._cast(weights, precision), precision)
