@@ -22,6 +22,8 @@ FLOAT64_TO_FLOAT32 = 2.0**-29
 FLOAT64_FLOOR = 4 * FORMATS["float64"].unit_roundoff
 #: A side may be this much less accurate than the other: a convention, not a derivation.
 LESS_ACCURATE = 2
+#: Slack over what one unit in the last place of weights and inputs does to a result: a convention, FLOAT64_SLACK again.
+OWN_SLACK = 32
 #: How often a rule may be wrong about two equally accurate sides.
 FALSE_ALARMS = 1e-6
 #: Slack over the root-mean-square growth of rounding errors along the longest path: a convention.
@@ -132,4 +134,29 @@ def accuracy_bound(other_error: float, rounded: float, errors: int, floor: Bound
     return Bound(
         relative,
         f"one rounding + {factor:.2g} (convention {LESS_ACCURATE} x chance) x the other's error {other_error:.2g}",
+    )
+
+
+def own_bound(rounded: float, errors: int, floor: Bound, response: float) -> Bound:
+    """For the relative error of the better side against its own float64 run: both sides may be wrong alike.
+
+    A computation in a format is as good as an exact one of numbers that are a few units in the last place away
+    (backward stability). What one unit does to the exact result is `response`: large where the function is
+    ill-conditioned, infinite never, so that an overflow is always too much.
+
+    Args:
+        rounded: relative root mean square error of rounding the exact result once.
+        errors: how many independent errors there are: few may be far apart by chance.
+        floor: what is never too much.
+        response: relative root mean square change of the exact result by one unit in the last place of what it is of.
+    """
+    slack = max(OWN_SLACK, chance(errors))
+    value = slack * (rounded + response)
+    if value < floor.value:
+        return floor
+    why = "convention" if slack == OWN_SLACK else f"chance over {errors} errors"
+    return Bound(
+        value,
+        f"{slack:.3g} ({why}) x (one rounding + {response:.2g}, which one unit in the last place of weights and inputs "
+        "does to the exact result)",
     )

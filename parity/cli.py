@@ -179,6 +179,9 @@ def main(ctx: click.Context) -> None:
     type=OneOf(["float64", "float32", "bfloat16", "float16"]),
     help="Judge this precision after float64; may be repeated.  [default: float32, bfloat16]",
 )
+@click.option(
+    "--thorough", is_flag=True, default=None, help="Float64 on other inputs too: scaled, shifted, zero, tied, longer."
+)
 @click.option("--device", type=OneOf(["cpu", "cuda"]), help="Where both sides run.  [default: cpu]")
 @click.option("--kernel", type=OneOf(["einsum", "fused"]), help="Attention: written out, or the framework's own.")
 @click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Change one field of the ModelConfig.")

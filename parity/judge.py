@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from .bounds import Bound, accuracy_bound, float64_bound, path_floor, zero_bound
+from .bounds import NO_FLOOR, Bound, accuracy_bound, float64_bound, own_bound, path_floor, zero_bound
 from .compare import (
     Structure,
     different,
@@ -90,6 +91,28 @@ class Judge:
             rows.append(self._row(exact, name, "float64", share, Bound(0.0, "no float: every element equal"), sides[1]))
         return rows
 
+    def in_range(self, given: Arrays, narrow: Arrays, precision: str) -> list[Row]:
+        """Weights that a precision cannot hold: both sides would compute with infinities, and agree."""
+        rows = []
+        for name, array in given.items():
+            beyond = np.isfinite(array) & ~np.isfinite(narrow[name])
+            if beyond.any():
+                why = f"{np.count_nonzero(beyond)} of {array.size} numbers are beyond the range of {precision}"
+                row = Row(
+                    f"weight {name}",
+                    "weights",
+                    self.labels,
+                    array.shape,
+                    precision,
+                    precision,
+                    np.inf,
+                    0.0,
+                    why,
+                    "FAIL",
+                )
+                rows.append(row)
+        return rows
+
     def zero_gradients(self, exact: Batches, low: Sequence[Arrays]) -> tuple[frozenset[str], list[Row]]:
         """Gradients that vanish in theory (a key bias under softmax) on both sides; rows for those that do on one."""
         zero: set[str] = set()
@@ -125,12 +148,18 @@ class Judge:
         zero: frozenset[str] = frozenset(),
         floor: Bound | None = None,
         spread: tuple[Errors, Errors] = ({}, {}),
+        response: Callable[[str], float] | None = None,
     ) -> list[Row]:
         """Each side's error against its own float64 run, the worse bounded by the better (bounds.accuracy_bound).
 
         `spread` holds, for each side, the largest errors of its twins: a side is as accurate as its worst neighbour.
+        `response(name)` is how far one unit in the last place moves the exact tensor: what is much further from it is
+        wrong on both sides (bounds.own_bound).
         """
         rows = self._broken(low, precision)
+        # clean models come within 3 x of what one unit does in 16 bits, but 300 x in float32, and 40 x where gradients
+        # underflow in float16, which has no remedy but a scaled loss: there an overflow alone is told
+        narrow = path_floor(precision, 1) is NO_FLOOR and (exact.kind, precision) != ("gradient", "float16")
         for name in low.names():
             if name in zero or name not in exact.reference[0] or name not in exact.candidate[0]:
                 continue
@@ -149,7 +178,12 @@ class Judge:
                 whose = f"both have left the range of {precision}, or are not zero where their float64 is"
             bound = Bound(bound.value, f"{whose}: {bound.derivation}")
             truth = truths[0] if left_range else ()
-            rows.append(self._row(low, name, precision, errors[worse], bound, values[1], truth))
+            row = self._row(low, name, precision, errors[worse], bound, values[1], truth)
+            overflowed = any(misplaced(value, exact) for value, exact in zip(values[worse], truths[worse], strict=True))
+            if response and row.verdict != "FAIL" and (narrow or overflowed) and any(map(rms, truths[0])):
+                least = floor or path_floor(precision, self.roundings)
+                row = _wrong_alike(row, min(errors), partial(own_bound, once, count, least), partial(response, name))
+            rows.append(row)
         return rows + [self._same_choices(exact, low, name, precision) for name in low.names(floating=False)]
 
     def _same_choices(self, exact: Batches, low: Batches, name: str, precision: str) -> Row:
@@ -256,6 +290,17 @@ class Judge:
             )
             for problem in batches.problems()
         ]
+
+
+def _wrong_alike(row: Row, error: float, bound_for: Callable[[float], Bound], response: Callable[[], float]) -> Row:
+    """The row, a failure if even the better side is not what its float64 run says."""
+    if error <= bound_for(0.0).value:
+        return row
+    bound = bound_for(response())
+    if error <= bound.value:
+        return row
+    what = f"both sides are wrong alike: {bound.derivation}"
+    return replace(row, measured=error, bound=bound.value, derivation=what, verdict="FAIL")
 
 
 def group_of(kind: str, name: str) -> str:

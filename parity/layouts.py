@@ -1,10 +1,10 @@
-"""Layouts: the axis orders, splits and merges under which two arrays hold the same numbers."""
+"""Layouts: the axis orders, splits, merges and orders along an axis under which two arrays hold the same numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 import numpy as np
@@ -17,19 +17,26 @@ MOST_AXES = 6
 
 @dataclass(frozen=True)
 class Layout:
-    """`there(a)` is `a.reshape(split).transpose(order).reshape(merged)`; `back` undoes it."""
+    """`there(a)` is `a.reshape(split).transpose(order).reshape(merged)`, then `moved`; `back` undoes it.
+
+    `moved` has, for each axis of the result, the index that each of its entries had before; empty: all stay.
+    """
 
     origin: Shape
     split: Shape
     order: tuple[int, ...]
     merged: Shape
+    moved: tuple[tuple[int, ...], ...] = ()
 
     def there(self, array: np.ndarray) -> np.ndarray:
         """The array in the other layout; a view where it can be one."""
-        return array.reshape(self.split).transpose(self.order).reshape(self.merged)
+        array = array.reshape(self.split).transpose(self.order).reshape(self.merged)
+        return array[np.ix_(*self.moved)] if self.moved else array
 
     def back(self, array: np.ndarray) -> np.ndarray:
         """The inverse of `there`."""
+        if self.moved:
+            array = array[np.ix_(*(np.argsort(indices) for indices in self.moved))]
         cut = tuple(self.split[axis] for axis in self.order)
         return array.reshape(cut).transpose(np.argsort(self.order)).reshape(self.origin)
 
@@ -39,6 +46,9 @@ class Layout:
         return (len(self.split), *self.order)
 
     def __str__(self) -> str:
+        if self.moved:
+            axes = [str(axis) for axis, indices in enumerate(self.moved) if indices != tuple(range(len(indices)))]
+            return f"{replace(self, moved=())}, reordered along axis {' and '.join(axes)}"
         if self.origin == self.merged and self.order == tuple(range(len(self.order))):
             return "same"
         names = "abcdefgh"[: len(self.split)]
@@ -70,13 +80,52 @@ def layouts(origin: Shape, target: Shape) -> Iterator[Layout]:
 
 
 def find_layouts(a: np.ndarray, b: np.ndarray, equal: Callable[[np.ndarray, np.ndarray], bool]) -> Iterator[Layout]:
-    """The layouts that take `a` to `b`."""
+    """The layouts that take `a` to `b`; where none does, those that order the entries of an axis anew as well.
+
+    A kernel turned round, features that were flattened in another order, gates or rotary pairs sorted otherwise.
+    """
+    found = False
+    for layout in _plain_layouts(a, b, equal):
+        found = True
+        yield layout
+    if not found:
+        yield from _reordered(a, b, equal)
+
+
+def _plain_layouts(a: np.ndarray, b: np.ndarray, equal: Callable[[np.ndarray, np.ndarray], bool]) -> Iterator[Layout]:
     flat = b.reshape(-1)
     head = min(flat.size, 64)
     for layout in layouts(a.shape, b.shape):
         first = a.reshape(layout.split).transpose(layout.order).flat[:head]
         if equal(np.asarray(first), flat[:head]) and equal(layout.there(a).reshape(-1), flat):
             yield layout
+
+
+def _reordered(a: np.ndarray, b: np.ndarray, equal: Callable[[np.ndarray, np.ndarray], bool]) -> Iterator[Layout]:
+    """Layouts after which every axis has the right entries in some other order."""
+    for layout in layouts(a.shape, b.shape):
+        there = layout.there(a)
+        moved = [_indices(there, b, axis) for axis in range(b.ndim)]
+        if moved and all(indices is not None for indices in moved):
+            reordered = replace(layout, moved=tuple(indices for indices in moved if indices is not None))
+            if equal(reordered.there(a), b):
+                yield reordered
+
+
+def _indices(a: np.ndarray, b: np.ndarray, axis: int) -> tuple[int, ...] | None:
+    """For each entry of `b` along an axis the one of `a` with the same numbers, in whatever order; None without one."""
+    if a.ndim == 1:  # by rank, which rounding does not change
+        return tuple(np.argsort(a, kind="stable")[np.argsort(np.argsort(b, kind="stable"))].tolist())
+    keys = [
+        [entry.tobytes() for entry in np.sort(np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1))]
+        for each in (a, b)
+    ]
+    places: dict[bytes, list[int]] = {}
+    for index, key in reversed(list(enumerate(keys[0]))):
+        places.setdefault(key, []).append(index)
+    if any(keys[1].count(key) > len(places.get(key, ())) for key in set(keys[1])):
+        return None
+    return tuple(places[key].pop() for key in keys[1])
 
 
 def _without_ones(shape: Sequence[int]) -> Shape:

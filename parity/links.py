@@ -72,7 +72,8 @@ class Blocks:
             if move.source in arrays:
                 value = move.layout.there(part(arrays[move.source], move.source_cut))
                 _put(moved, move.target, move.target_cut, value, self.targets)
-        moved |= {name: value for name, value in self.kept.items() if moved}
+        if any(name in self.sources for name in arrays):
+            moved |= self.kept
         return {name: moved[name] for name in self.targets if name in moved}
 
     def backward(self, arrays: Arrays) -> dict[str, np.ndarray]:

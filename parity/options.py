@@ -14,7 +14,8 @@ DEVICES = ("cpu", "cuda")
 class Options:
     """`precisions` are judged after float64, in this order.
 
-    `batches` are pooled; `steps` are the optimizer's; `grads` False compares outputs only, and takes no steps.
+    `batches` are pooled; `steps` are the optimizer's; `grads` False compares outputs only, and takes no steps;
+    `thorough` asks the float64 question on other inputs and parameters too.
 
     Raises:
         ParityUsageError: a value that no check can have.
@@ -27,6 +28,7 @@ class Options:
     seed: int = 0
     device: str = "cpu"
     flops: bool = True
+    thorough: bool = False
 
     def __post_init__(self) -> None:
         for name in self.precisions:

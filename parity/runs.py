@@ -91,13 +91,15 @@ def walk(path: Path, steps: Iterable[Step]) -> Trained:
 
 
 def projection(name: str, shape: Sequence[int]) -> np.ndarray:
-    """The fixed random signs, over the power of two nearest to sqrt(size), that turn an output into a loss.
+    """The fixed random weights, over the power of two nearest to sqrt(size), that turn an output into a loss.
 
-    Exact in every format, so that the projection adds no rounding of its own and is no low-precision constant.
+    Signs times 1, 1 1/8, ... 1 7/8: exact in every format, so that they are no low-precision constants and the gradient
+    in an output has no rounding. Signs alone would cancel where two elements get the same gradient.
     """
     generator = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
     signs = np.asarray(generator.choice([-1.0, 1.0], tuple(shape)))
-    return np.asarray(signs * 2.0 ** -round(np.log2(max(1, signs.size)) / 2))
+    sizes = 1 + generator.integers(0, 8, tuple(shape)) / 8
+    return np.asarray(signs * sizes * 2.0 ** -round(np.log2(max(1, signs.size)) / 2))
 
 
 def named_outputs(label: str, outputs: Any, loss: Loss, aliases: Mapping[str, str]) -> dict[str, Any]:

@@ -301,16 +301,18 @@ def rounded(arrays: Arrays, precision: str) -> dict[str, np.ndarray]:
             inside = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
             kept[name] = np.asarray(inside, np.float32)
         if is_float(array) and dtype != np.float32:
-            kept[name] = kept[name].astype(dtype).astype(np.float32)
+            with np.errstate(over="ignore"):  # infinite beyond the range of the format
+                kept[name] = kept[name].astype(dtype).astype(np.float32)
     return kept
 
 
 def perturbed(weights: Arrays, precision: str, seed: Sequence[int]) -> dict[str, np.ndarray]:
-    """Weights moved by one unit in the last place of `precision`, up or down at random."""
+    """Floats moved by one unit in the last place of `precision`, up or down at random."""
     generator = np.random.Generator(np.random.PCG64(seed))
     ulp = 2 * FORMATS[precision].unit_roundoff
     moved = {
         name: (array * (1 + ulp * generator.choice([-1.0, 1.0], array.shape))).astype(np.float32)
         for name, array in weights.items()
+        if is_float(array)
     }
-    return rounded(moved, precision)
+    return {**weights, **rounded(moved, precision)}

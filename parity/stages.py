@@ -5,13 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from .bounds import Bound, optimizer_floor, path_floor
-from .compare import errors_by_name, keep_largest
+from .compare import errors_by_name, keep_largest, relative
 from .errors import ParityUsageError
 from .formats import FORMATS
 from .islands import Island
@@ -151,7 +151,7 @@ class Stages:
         self.path = self.sides.lead(self.weights, self.stepped, "float32")
         self.trained = self.sides.train(self.path, self.stepped, "float64")
         low = self.sides.reference_train(self.path, self.stepped, "float32")
-        self.notes += only_one_keeps(self.trained, self.sides.labels)
+        self.notes = tuple(dict.fromkeys(self.notes + only_one_keeps(self.trained, self.sides.labels)))
         coarse = {each.kind: each.reference for each in step_kinds("step", (low, low))}
         rows = []
         for exact in step_kinds("step", self.trained):
@@ -185,7 +185,7 @@ class Stages:
         """Outputs, gradients, optimizer steps and streams, each side against its own float64 run."""
         weights = rounded(self.weights, precision)
         later = self.options.precisions[self.options.precisions.index(precision) + 1 :]
-        rows = self._run_accuracy(weights, precision)
+        rows = self.judge.in_range(self.weights, weights, precision) + self._run_accuracy(weights, precision)
         if all(map(is_narrow, later)):
             self.exact = ([], [])  # nothing that follows starts from these weights
         if self.optimizes:
@@ -209,10 +209,28 @@ class Stages:
         spreads = self._spreads(
             truths, precision, lambda twin: kinds_of(self.sides.run(twin(weights), pooled, precision))
         )
+
+        @cache
+        def moved() -> list[tuple[Batches, Batches]]:
+            """What the exact results of the reference become from numbers that are one unit in the last place away."""
+            runs = []
+            for index in range(TWINS):
+                seed = [self.options.seed, index]
+                near = [perturbed(batch, precision, [*seed, 1]) for batch in pooled]
+                twin = self.sides.reference_run(perturbed(weights, precision, seed), near, "float64")
+                runs.append(kinds_of((twin, twin)))
+            return runs
+
+        def response(kind: int, name: str) -> float:
+            exact = [batch[name] for batch in truths[kind].reference]
+            return max(relative([batch[name] for batch in twin[kind].reference], exact) for twin in moved())
+
         return [
             row
-            for truth, value, spread in zip(truths, values, spreads, strict=True)
-            for row in self.judge.same_accuracy(truth, value, precision, self.zero, spread=spread)
+            for kind, (truth, value, spread) in enumerate(zip(truths, values, spreads, strict=True))
+            for row in self.judge.same_accuracy(
+                truth, value, precision, self.zero, spread=spread, response=partial(response, kind)
+            )
             if self.options.grads or truth.kind != "gradient"
         ]
 

@@ -18,6 +18,7 @@ from .pair import Pair
 from .preparation import prepare, unpaired_rows
 from .result import Result, Row
 from .stages import Progress, Stages
+from .thorough import thorough_rows
 from .work import Work
 
 #: Places that the reason of a verdict names.
@@ -61,6 +62,10 @@ def check(
         for precision in options.precisions:
             rows += stages.working_precision(precision)
         verdict, rung, reason = _judge_all(rows, rung, stages)
+    if verdict == "PASS" and options.thorough:
+        found = thorough_rows(stages)
+        rows += found
+        verdict, rung, reason = _judge_variants(found, rung)
     if unpaired := [name for names in prepared.unpaired for name in names]:
         verdict, reason = _with_unpaired(verdict, reason, unpaired)
     work = Work()
@@ -136,6 +141,15 @@ def _with_tables(widened: list[Row], islands: Sequence[Island], stages: Stages) 
     ):
         return widened
     return excused(widened, stages.exact, stages.sides, stages.weights, stages.pooled, stages.options.seed)
+
+
+def _judge_variants(rows: Sequence[Row], rung: str | None) -> Verdict:
+    """A function that is another one on some input is another function."""
+    failed = _first(rows, "FAIL")
+    if failed is None:
+        return "PASS", rung, ""
+    what = f"{failed.name} differs in float64: {failed.measured:.2g}, bound {failed.bound:.2g}"
+    return "FAIL", "different", f"the same on the pair's own inputs, but {what}: {failed.derivation}"
 
 
 def _judge_all(rows: Sequence[Row], rung: str | None, stages: Stages) -> Verdict:

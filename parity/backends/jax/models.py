@@ -16,7 +16,7 @@ from ...pair import Equinox, Jax, Linen
 from ...recognition import is_module, recognised
 from ...runs import Arrays, named_arrays
 from ...trees import ALONE, Form
-from .dtypes import linen_at, nnx_at
+from .dtypes import linen_at, nnx_at, parameters_in
 
 Tree = Mapping[str, Any]
 
@@ -107,7 +107,8 @@ class NnxProgram:
 class LinenProgram:
     """A flax.linen module; every collection of its variables but "params" is state."""
 
-    def __init__(self, module: Any, variables: Mapping[str, Any], call: Callable[..., Any] | None):
+    def __init__(self, module: Any, variables: Mapping[str, Any], call: Callable[..., Any] | None, precision: str):
+        self.precision = precision
         plain = {name: _unfrozen(value) for name, value in variables.items()}
         self.module, self.call = module, call
         self.parameters = Named.of(plain.pop("params", {}))
@@ -120,9 +121,10 @@ class LinenProgram:
         variables = {"params": self.parameters.filled(parameters), **(self.state.filled(state) or {})}
         how = {"method": self.call} if self.call else {}
         apply = partial(self.module.apply, **how)
-        if not self.collections:
-            return form.call(apply, inputs, variables), {}
-        returned, changed = form.call(partial(apply, mutable=self.collections), inputs, variables)
+        with parameters_in(self.precision):
+            if not self.collections:
+                return form.call(apply, inputs, variables), {}
+            returned, changed = form.call(partial(apply, mutable=self.collections), inputs, variables)
         return returned, Named.of({name: _unfrozen(value) for name, value in changed.items()}).floats
 
 
@@ -186,7 +188,7 @@ class Model:
 
     def _program(self, side: Jax | Linen | Equinox, precision: str) -> Program:
         if isinstance(side, Linen):
-            return LinenProgram(linen_at(side.module, precision), side.variables, side.call)
+            return LinenProgram(linen_at(side.module, precision), side.variables, side.call, precision)
         if isinstance(side, Equinox):
             return EquinoxProgram(side.module, side.call)
         if is_module(side.function, "flax.nnx"):

@@ -112,9 +112,11 @@ class _Trace(TorchDispatchMode):
         place, line = self._origin()
         for operand in operands:
             self._meet(operand, place, line)
+        # looked at before it runs: in place, it may make of a count what is none (the product that NAdam keeps)
+        reads_low = any(operand.dtype in _WIDE and not _is_count(operand) for operand in operands)
         result = function(*args, **(kwargs or {}))
         produced = [leaf for leaf in tree_leaves(result) if _is_float(leaf)]
-        if not any(operand.dtype in _WIDE and not _is_count(operand) for operand in operands):
+        if not reads_low:
             for tensor in produced:
                 if tensor.dtype in _WIDE and not _is_count(tensor):
                     self._add(str(function).removeprefix("aten."), tensor.dtype, place, line)

@@ -53,7 +53,8 @@ class TorchRunner:
     def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
         """Outputs and gradients of one batch."""
         with self.mode():
-            return self._run_once(self._module(weights, precision), self._cast(batch, precision), lifted)
+            module = self._module(weights, precision)
+            return self._run_once(module, *self._differentiable(batch, precision), lifted)
 
     def steps(
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
@@ -63,7 +64,7 @@ class TorchRunner:
         named = dict(module.named_parameters())
 
         def backward(batch: Arrays) -> None:
-            self._backward(module, self._cast(batch, precision), lifted)
+            self._backward(module, self._differentiable(batch, precision)[0], lifted)
             for parameter in named.values():
                 parameter.grad = _gradient(parameter)  # None would exempt it from the weight decay as well
 
@@ -96,7 +97,7 @@ class TorchRunner:
                     buffer.copy_(islands.nudge_tensor(values, seed))
             try:
                 with islands.lift(seed):
-                    return self._run_once(module, self._cast(batch, "float64"), lifted=False)
+                    return self._run_once(module, *self._differentiable(batch, "float64"), lifted=False)
             finally:
                 with torch.no_grad():
                     for buffer, values in before:
@@ -109,7 +110,7 @@ class TorchRunner:
         with self.mode():
             module = self._module(weights, precision)
             with capturing(module, feed=feed) as recording:
-                outputs = self._backward(module, self._cast(batch, precision), lifted)
+                outputs = self._backward(module, self._differentiable(batch, precision)[0], lifted)
             gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
             return Run(_to_numpy(outputs), _to_numpy(gradients)), recording.capture()
 
@@ -117,7 +118,7 @@ class TorchRunner:
         """Where a float64 run drops to a lower precision, in data order."""
         with self.mode():
             # cast before the trace: float32 numbers in a float64 tensor are right for an input
-            module, inputs = self._module(weights, "float64"), self._cast(batch, "float64")
+            module, (inputs, _) = self._module(weights, "float64"), self._differentiable(batch, "float64")
             with islands.trace_islands(module, self.label, inputs) as found:
                 self._backward(module, inputs, False)
             return list(found)
@@ -149,11 +150,14 @@ class TorchRunner:
 
         return collect([(each.__name__, "torch", counted(each)) for each in (forward, forward_backward)], self.label)
 
-    def _run_once(self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], lifted: bool) -> Run:
-        floats = {name: tensor.requires_grad_() for name, tensor in inputs.items() if tensor.is_floating_point()}
-        # a leaf that needs a gradient could not be written to in place
-        clones = {name: leaf.clone() for name, leaf in floats.items()}
-        outputs = self._backward(module, {**inputs, **clones}, lifted)
+    def _run_once(
+        self,
+        module: torch.nn.Module,
+        inputs: Mapping[str, torch.Tensor],
+        floats: Mapping[str, torch.Tensor],
+        lifted: bool,
+    ) -> Run:
+        outputs = self._backward(module, inputs, lifted)
         state = {f"state {name}": value for name, value in self.model.changed_state(module).items()}
         gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
         of_inputs = {name: _gradient(leaf) for name, leaf in floats.items()}
@@ -161,6 +165,16 @@ class TorchRunner:
 
     def _module(self, weights: Arrays, precision: str) -> torch.nn.Module:
         return self.model.at(self._cast(weights, precision), precision)
+
+    def _differentiable(self, batch: Arrays, precision: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Inputs, and the leaves among them that get a gradient.
+
+        In every run: torch 2.13 crashes in the backward pass of GroupNorm where a channels-last input needs none.
+        """
+        inputs = self._cast(batch, precision)
+        floats = {name: tensor.requires_grad_() for name, tensor in inputs.items() if tensor.is_floating_point()}
+        # a leaf that needs a gradient could not be written to in place
+        return {**inputs, **{name: leaf.clone() for name, leaf in floats.items()}}, floats
 
     def _renamed(self, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {self.aliases.get(name, name): value for name, value in arrays.items()}

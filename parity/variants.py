@@ -1,0 +1,92 @@
+"""Other inputs for the same pair: faults hide on random numbers of unit variance and on fresh parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from .runs import Arrays, is_float
+
+
+class Variant(NamedTuple):
+    """What was changed, in words, and the weights and inputs that came of it."""
+
+    name: str
+    weights: Arrays
+    batch: Arrays
+
+
+def variants(weights: Arrays, batch: Arrays, seed: int) -> Iterator[Variant]:
+    """Every change that these weights and inputs allow; float32 numbers all of them."""
+    for name, change in FLOATS.items():
+        if any(map(is_float, batch.values())):
+            generator = np.random.Generator(np.random.PCG64([seed, len(name)]))
+            changed = {key: _changed(array, change, generator) for key, array in batch.items()}
+            yield Variant(f"inputs {name}", weights, changed)
+    for key, array in batch.items():
+        if _is_mask(array):
+            yield Variant(f"last row of {key} all zero", weights, {**batch, key: _without_last_row(array)})
+    if (length := _length(batch)) is not None:
+        yield Variant("shorter sequences", weights, _resized(batch, length, max(1, length // 2)))
+        yield Variant("longer sequences", weights, _resized(batch, length, length + length // 2))
+    constant = {name: array for name, array in weights.items() if _is_constant(array)}
+    if constant:
+        yield Variant("parameters of zeros or ones randomised", {**weights, **_randomised(constant, seed)}, batch)
+
+
+#: Changes of float inputs: size, offset, zeros, ties, the corners of activations and clips.
+FLOATS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+    "x 1e-3": lambda array, generator: array * 1e-3,
+    "x 1e3": lambda array, generator: array * 1e3,
+    "+ 1e3": lambda array, generator: array + 1e3,
+    "with a third of zeros": lambda array, generator: array * (generator.random(array.shape) > 1 / 3),
+    "all zero": lambda array, generator: np.zeros_like(array),
+    "rounded to halves, so that many are equal": lambda array, generator: np.round(2 * array) / 2,
+    "of 0, 1, -1, 3, -3, 6": lambda array, generator: generator.choice([0.0, 1.0, -1.0, 3.0, -3.0, 6.0], array.shape),
+}
+
+
+def _changed(
+    array: np.ndarray, change: Callable[[np.ndarray, np.random.Generator], np.ndarray], generator: np.random.Generator
+) -> np.ndarray:
+    return np.asarray(change(array, generator), np.float32) if is_float(array) else array
+
+
+def _is_mask(array: np.ndarray) -> bool:
+    """Truth values, or zeros and ones, with more than one row."""
+    return array.ndim > 1 and array.shape[0] > 1 and not is_float(array) and set(np.unique(array)) <= {0, 1}
+
+
+def _without_last_row(array: np.ndarray) -> np.ndarray:
+    changed = array.copy()
+    changed[-1] = 0
+    return changed
+
+
+def _length(batch: Arrays) -> int | None:
+    """The size of the second axis, if all inputs with two axes and more have the same."""
+    sizes = {array.shape[1] for array in batch.values() if array.ndim > 1}
+    return sizes.pop() if len(sizes) == 1 and max(sizes) > 1 else None
+
+
+def _resized(batch: Arrays, length: int, new: int) -> dict[str, np.ndarray]:
+    """Along the second axis, repeated where it grows."""
+    return {
+        name: np.take(array, np.arange(new) % length, axis=1) if array.ndim > 1 else array
+        for name, array in batch.items()
+    }
+
+
+def _is_constant(array: np.ndarray) -> bool:
+    return is_float(array) and array.size > 0 and bool((array == array.flat[0]).all()) and array.flat[0] in (0, 1)
+
+
+def _randomised(constant: Arrays, seed: int) -> dict[str, np.ndarray]:
+    """What a new model has as zeros or ones, as training leaves it: a fault may be multiplied by zero."""
+    generator = np.random.Generator(np.random.PCG64([seed, 0]))
+    return {
+        name: (array + 0.1 * generator.standard_normal(array.shape)).astype(np.float32)
+        for name, array in constant.items()
+    }
