@@ -24,6 +24,11 @@ from .models import Model, by_name
 from .versions import x64
 
 
+#: A small float64 program is compiled longer than it runs: LLVM's optimiser, half of that time, is left out.
+QUICK = {"xla_backend_optimization_level": 0}
+SMALL = 2**17
+
+
 class JaxRunner:
     """Runs a JAX side and its optimizer at the precision asked for; `role` is "reference" or "candidate"."""
 
@@ -188,7 +193,9 @@ class JaxRunner:
             function = self._differentiated(precision)
             if lifted:
                 function = lifting.lift(function)
-            self._programs[key] = jax.jit(function).lower(parameters, state, inputs).compile()
+            size = sum(value.size for value in (*parameters.values(), *inputs.values()))
+            options = QUICK if precision == "float64" and size < SMALL else None
+            self._programs[key] = jax.jit(function).lower(parameters, state, inputs).compile(options)
         return self._programs[key]
 
     def _steps(
