@@ -12,6 +12,7 @@ import numpy as np
 
 from .bounds import Bound, optimizer_floor, path_floor
 from .compare import errors_by_name, keep_largest, relative
+from .derivative import derivative_rows
 from .errors import ParityUsageError
 from .formats import FORMATS
 from .islands import Island
@@ -107,6 +108,12 @@ class Stages:
                 raise
             return Localised(unseen=(f"could not look inside: {error}",))
 
+    def derivatives(self) -> list[Row]:
+        """Each side's gradient against a finite difference of its own loss."""
+        self.progress("float64: a finite difference")
+        pair = self.prepared.pair
+        return derivative_rows(self.sides, self.weights, self.pooled[0], pair.loss, self.options.seed)
+
     def outputs_and_gradients(self) -> list[Row]:
         """Outputs, loss and gradients of the pooled batches in float64."""
         self.progress("float64: outputs and gradients")
@@ -142,6 +149,9 @@ class Stages:
                         f"{label}: a function of its weights and inputs alone, got {name!r} that differs by {gap:.1g} "
                         "between two runs; turn dropout off (module.eval()) or fix what it draws"
                     )
+        for label, (first, *_), (second, *_) in zip(self.sides.labels, self.exact, again, strict=True):
+            if not all_same_bits(([first], [second])):
+                self.notes += (f"{label}: two runs on the same numbers give other bits: it adds up in another order",)
 
     def model_steps(self) -> list[Row]:
         """Optimizer steps on the model's own gradients in float64."""

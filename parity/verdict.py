@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from .constants import elsewhere, excused
+from .derivative import suspects
 from .environment import environment
 from .errors import ParityUsageError
 from .findings import BORN
@@ -58,12 +59,15 @@ def check(
         rows = [*inside.rows, *rows]
         born = [finding.name for finding in inside.findings if finding.birth == BORN]
         reason += f"; it begins at {' and at '.join(born[:MOST_BORN])}" if born else ""
+        if not any(finding.what == "value" for finding in inside.findings) and failed_in_gradients_alone(rows):
+            found = stages.derivatives()
+            rows, reason = [*rows, *found], reason + suspects(found)
     if verdict == "PASS":
         for precision in options.precisions:
             rows += stages.working_precision(precision)
         verdict, rung, reason = _judge_all(rows, rung, stages)
     if verdict == "PASS" and options.thorough:
-        found = thorough_rows(stages)
+        found = [*stages.derivatives(), *thorough_rows(stages)]
         rows += found
         verdict, rung, reason = _judge_variants(found, rung)
     if unpaired := [name for names in prepared.unpaired for name in names]:
@@ -174,6 +178,12 @@ def _with_unpaired(verdict: str, reason: str, unpaired: Sequence[str]) -> tuple[
             f"all that can be compared agrees, but there are {what}; give a WeightMap, or one dict to both",
         )
     return verdict, f"{reason}; {what}"
+
+
+def failed_in_gradients_alone(rows: Sequence[Row]) -> bool:
+    """Whether all that fails is a gradient."""
+    failed = [row.name for row in rows if row.verdict == "FAIL"]
+    return all(name.startswith("gradient") for name in failed)
 
 
 def _misfit(row: Row) -> bool:

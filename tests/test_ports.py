@@ -148,7 +148,7 @@ def test_llama_is_float32_islands_in_their_places_and_tables_that_no_widening_cl
     ]
     tables = [row for row in result.rows if "float32 tables" in row.derivation]
     assert tables
-    assert all(row.measured < 1e-6 for row in tables)
+    assert all(row.headroom > 4 for row in tables)
 
 
 def test_no_fault_hides_behind_the_islands_of_llama() -> None:

@@ -23,9 +23,8 @@ from .harvest import captured
 from .models import Model, by_name
 from .versions import x64
 
-
 #: A small float64 program is compiled longer than it runs: LLVM's optimiser, half of that time, is left out.
-QUICK = {"xla_backend_optimization_level": 0}
+QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 SMALL = 2**17
 
 

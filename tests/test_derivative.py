@@ -1,0 +1,76 @@
+"""A gradient against a finite difference: which of two is the derivative, and when both are none."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from parity import Jax, Options, Pair, Torch, check
+
+SHORT = Options(precisions=(), batches=2, steps=0, flops=False)
+WEIGHTS = {
+    "w": np.random.default_rng(1).standard_normal((7, 5)).astype(np.float32),
+    "b": np.random.default_rng(2).standard_normal(5).astype(np.float32),
+}
+
+
+def draw(generator: np.random.Generator) -> tuple[np.ndarray]:
+    return (generator.standard_normal((11, 7)),)
+
+
+def right(p: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x @ p["w"] + p["b"]) ** 2
+
+
+@jax.custom_vjp
+def square(x: jax.Array) -> jax.Array:
+    return x * x
+
+
+square.defvjp(lambda x: (x * x, x), lambda x, g: (2.001 * x * g,))
+
+
+def wrong(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    return square(jnp.tanh(x @ p["w"] + p["b"]))
+
+
+class Wrong(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(context, gradient):
+        return 2.001 * context.saved_tensors[0] * gradient
+
+
+def wrong_in_torch(p: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return Wrong.apply(torch.tanh(x @ p["w"] + p["b"]))
+
+
+def test_a_finite_difference_says_which_gradient_is_right() -> None:
+    result = check(Pair("square", Torch(right), Jax(wrong), WEIGHTS, draw), SHORT)
+    assert (result.verdict, result.rung) == ("FAIL", "different")
+    assert "a finite difference agrees with torch's gradient, not with the other's" in result.reason
+    verdicts = {row.name: row.verdict for row in result.rows if row.group == "directional derivative"}
+    assert verdicts == {"directional derivative of torch": "PASS", "directional derivative of jax": "ABSTAIN"}
+
+
+def test_two_gradients_that_are_wrong_alike_are_told_by_thorough() -> None:
+    pair = Pair("square", Torch(wrong_in_torch), Jax(wrong), WEIGHTS, draw)
+    assert check(pair, SHORT).verdict == "PASS", "the two agree"
+    rows = [row for row in check(pair, SHORT, thorough=True).rows if row.group == "directional derivative"]
+    assert [row.verdict for row in rows] == ["ABSTAIN", "ABSTAIN"]
+    assert all("a stop_gradient, a custom rule or a kink" in row.derivation for row in rows)
+    assert all(1e-4 < row.measured < 1e-2 for row in rows)
+
+
+def test_a_right_gradient_agrees_within_the_quotients_own_error() -> None:
+    clean = Jax(lambda p, x: jnp.tanh(x @ p["w"] + p["b"]) ** 2)
+    result = check(Pair("square", Torch(right), clean, WEIGHTS, draw), SHORT, thorough=True)
+    rows = [row for row in result.rows if row.group == "directional derivative"]
+    assert [row.verdict for row in rows] == ["PASS", "PASS"]
+    assert all(row.bound < 1e-6 for row in rows)
