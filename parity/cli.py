@@ -44,6 +44,19 @@ class Whole(click.ParamType):
         return number
 
 
+class Duration(Whole):
+    """A time in seconds: 120, 120s or 2m."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Seconds, or ParityUsageError."""
+        number, unit = str(value).rstrip("sm"), str(value).lstrip("0123456789")
+        if unit not in ("", "s", "m"):
+            raise ParityUsageError(f"{_flag(param)}: a time such as 120s or 2m, got {str(value)!r}; give another")
+        return super().convert(number, param, ctx) * (60 if unit == "m" else 1)
+
+
 class OneOf(click.Choice):
     """A word of a list."""
 
@@ -181,6 +194,9 @@ def main(ctx: click.Context) -> None:
 )
 @click.option(
     "--thorough", is_flag=True, default=None, help="Float64 on other inputs too: scaled, shifted, zero, tied, longer."
+)
+@click.option(
+    "--budget", type=Duration(1), metavar="TIME", help="Begin no stage after 120s or 2m; what is left out is said."
 )
 @click.option("--device", type=OneOf(["cpu", "cuda"]), help="Where both sides run.  [default: cpu]")
 @click.option("--kernel", type=OneOf(["einsum", "fused"]), help="Attention: written out, or the framework's own.")

@@ -26,7 +26,8 @@ DEFAULT_BATCH = 2
 DEFAULT_SEQ = 128
 #: Options that a Pair of the caller's own has no use for, and those that every check has.
 PRESET_OPTIONS = ("weights", "text", "batch", "seq", "kernel", "settings", "shrink")
-COMMON_OPTIONS = ("batches", "steps", "seed", "device", "thorough")
+LATER_OPTIONS = ("thorough", "budget")
+COMMON_OPTIONS = ("batches", "steps", "seed", "device", *LATER_OPTIONS)
 #: More text than any check reads, so that a long file is not tokenized to its end.
 TOKENIZED_BYTES = 200_000
 
@@ -89,7 +90,7 @@ def build_target(
     if not is_own(target):
         sizes = {name: getattr(options, name) for name in ("steps", "seed", "device")}
         sizes["batches"] = given.get("batches")  # None: as many as a model of its size can have
-        others = {name: word for name, word in words.items() if name not in ("thorough",)}
+        others = {name: word for name, word in words.items() if name not in LATER_OPTIONS}
         pair, built = build_pair(preset=target if named else None, **{**others, **sizes})
         return [(pair, replace(options, batches=built.batches))]
     if surplus := [name for name in PRESET_OPTIONS if words[name]]:

@@ -15,7 +15,8 @@ class Options:
     """`precisions` are judged after float64, in this order.
 
     `batches` are pooled; `steps` are the optimizer's; `grads` False compares outputs only, and takes no steps;
-    `thorough` asks the float64 question on other inputs and parameters too.
+    `thorough` asks the float64 question on other inputs and parameters too; no stage is begun after `budget` seconds,
+    the most telling ones coming first.
 
     Raises:
         ParityUsageError: a value that no check can have.
@@ -29,6 +30,7 @@ class Options:
     device: str = "cpu"
     flops: bool = True
     thorough: bool = False
+    budget: int | None = None
 
     def __post_init__(self) -> None:
         for name in self.precisions:
@@ -39,6 +41,6 @@ class Options:
             raise ParityUsageError(f"device: one of {', '.join(DEVICES)}, got {self.device!r}; choose one of them")
         if self.steps and not self.grads:
             object.__setattr__(self, "steps", 0)
-        for name, least in (("batches", 1), ("steps", 0), ("seed", 0)):
-            if getattr(self, name) < least:
+        for name, least in (("batches", 1), ("steps", 0), ("seed", 0), ("budget", 1)):
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ParityUsageError(f"{name}: at least {least}, got {getattr(self, name)}; choose a larger one")

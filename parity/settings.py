@@ -116,6 +116,7 @@ def _accepted(entries: Any) -> tuple[Acceptance, ...]:
 #: How TOML has to write a field, by its annotation: the rule, whether a value follows it, and an example.
 RULES: Mapping[str, tuple[str, Callable[[Any], bool], str]] = {
     "int": ("a whole number", lambda value: type(value) is int, "3"),
+    "int | None": ("a whole number", lambda value: type(value) is int, "120"),
     "bool": ("true or false", lambda value: type(value) is bool, "false"),
     "str": ("a string", lambda value: type(value) is str, '"words"'),
     "str | None": ("a string", lambda value: type(value) is str, '"float32"'),

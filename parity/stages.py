@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ class Stages:
     exact: tuple[list[Run], list[Run]] = field(default=([], []), init=False)
     path: Path | None = field(default=None, init=False)
     trained: tuple[Trained, Trained] | None = field(default=None, init=False)
+    started: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         prepared = self.prepared
@@ -83,12 +85,27 @@ class Stages:
     def same_function(self) -> list[Row]:
         """float64 against float64, stage by stage, up to the first stage in which a row fails."""
         rows: list[Row] = []
-        for stage in (self.outputs_and_gradients, self.model_steps, self.optimizer_streams):
+        stages = {
+            "outputs and gradients in float64": self.outputs_and_gradients,
+            "optimizer steps in float64": self.model_steps,
+            "optimizer streams in float64": self.optimizer_streams,
+        }
+        for name, stage in stages.items():
+            if rows and not self.in_time(name):  # the first one is the check
+                continue
             self.in_model = stage == self.outputs_and_gradients
             rows += stage()
             if any(row.verdict == "FAIL" for row in rows):
                 break
         return rows
+
+    def in_time(self, stage: str) -> bool:
+        """Whether a stage may still be begun; if not, the result says that it was left out."""
+        budget = self.options.budget
+        if budget is None or time.perf_counter() - self.started < budget:
+            return True
+        self.notes += (f"left out, {budget} s being over: {stage}",)
+        return False
 
     def islands(self) -> list[Island]:
         """Where the stage that same_function ended with is less than float64: the model, or the optimizer."""

@@ -43,7 +43,7 @@ def check(
     started = time.perf_counter()
     prepared = prepare(pair, options)
     sides = prepared.sides
-    stages = Stages(prepared, options, progress)
+    stages = Stages(prepared, options, progress, started=started)
     rows = [*unpaired_rows(prepared), *stages.same_function()]
     islands: list[Island] = []
     verdict, rung, reason = _judge_float64(rows)
@@ -64,16 +64,16 @@ def check(
             rows, reason = [*rows, *found], reason + suspects(found)
     if verdict == "PASS":
         for precision in options.precisions:
-            rows += stages.working_precision(precision)
+            rows += stages.working_precision(precision) if stages.in_time(precision) else []
         verdict, rung, reason = _judge_all(rows, rung, stages)
-    if verdict == "PASS" and options.thorough:
+    if verdict == "PASS" and options.thorough and stages.in_time("thorough"):
         found = [*stages.derivatives(), *thorough_rows(stages)]
         rows += found
         verdict, rung, reason = _judge_variants(found, rung)
     if unpaired := [name for names in prepared.unpaired for name in names]:
         verdict, reason = _with_unpaired(verdict, reason, unpaired)
     work = Work()
-    if options.flops:
+    if options.flops and stages.in_time("FLOP counts"):
         progress("counting the work")
         work = sides.count(stages.weights, stages.pooled[0], pair.formula)
     if verdict == "PASS" and work.equal is False:

@@ -765,3 +765,15 @@ def test_one_batch_and_options_by_name_will_do() -> None:
 def test_outputs_that_are_none_are_refused_in_one_line(function: Any, loss: str, message: str) -> None:
     with pytest.raises(ParityUsageError, match=message):
         check(replace(PAIR, candidate=replace(CANDIDATE, function=function), loss=loss), SHORT)
+
+
+def test_after_its_budget_a_check_begins_no_stage_and_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 10**6, 40))  # every look at the clock is 40 seconds later
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(now)))
+    result = check(PAIR, replace(SHORT, flops=True), budget=70)
+    assert result.verdict == "PASS"
+    assert {row.stage for row in result.rows} == {"float64"}
+    left_out = [note for note in result.notes if note.startswith("left out, 70 s being over: ")]
+    assert [note.rpartition(": ")[2] for note in left_out] == ["optimizer streams in float64", "float32", "FLOP counts"]
+    with pytest.raises(ParityUsageError, match="budget: at least 1, got 0"):
+        check(PAIR, SHORT, budget=0)
