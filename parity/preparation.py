@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from .errors import ParityUsageError
 from .links import Blocks, Link, Mapped
-from .matching import Matched, match_names, match_values
+from .matching import Matched, known_numbers, match_names, match_values
 from .options import Options
 from .pair import Pair
 from .result import Row
@@ -18,6 +19,9 @@ from .runs import Arrays, named_arrays
 from .sides import Linked, Sides, rounded
 from .trees import Form, to_array
 from .weights.weight_map import WeightMap
+
+#: The line of the report for parameters that only one side has.
+WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
@@ -37,16 +41,32 @@ class Prepared:
 
 
 def unpaired_rows(prepared: Prepared) -> list[Row]:
-    """A row for each parameter that has no equal on the other side, by value: nothing is said about its gradient."""
+    """A row for each parameter that has no equal on the other side, by value: nothing is said about its gradient.
+
+    Numbers that one side holds once and the other several times are tied weights on one side only, which fails.
+    """
+    sides = prepared.sides.reference, prepared.sides.candidate
+    arrays = [
+        {name: np.asarray((runner.own or {})[name]) for name in names}
+        for runner, names in zip(sides, prepared.unpaired, strict=True)
+    ]
+    counts = [Counter(known_numbers(array) for array in each.values()) for each in arrays]
     rows = []
-    for runner, names in zip((prepared.sides.reference, prepared.sides.candidate), prepared.unpaired, strict=True):
-        for name in names:
-            array = np.asarray((runner.own or {})[name])
-            why = f"only {runner.label} has a parameter of these numbers: its gradient is not compared"
+    for runner, held in zip(sides, arrays, strict=True):
+        for name, array in held.items():
+            key = known_numbers(array)
+            times = [count[key] for count in counts]
+            if key is not None and all(times):
+                verdict = "FAIL"
+                held_by = " and ".join(f"{n} of {each.label}'s" for n, each in zip(times, sides, strict=True))
+                why = f"these numbers are {held_by} parameters: tied on one side only"
+            else:
+                verdict = "ABSTAIN"
+                why = f"only {runner.label} has a parameter of these numbers: its gradient is not compared"
             rows.append(
                 Row(
                     name=f"weights {name}",
-                    group="weights",
+                    group=WEIGHTS,
                     side_names=prepared.sides.labels,
                     shape=array.shape,
                     dtype=array.dtype.name,
@@ -54,7 +74,7 @@ def unpaired_rows(prepared: Prepared) -> list[Row]:
                     measured=float("inf"),
                     bound=0.0,
                     derivation=why,
-                    verdict="ABSTAIN",
+                    verdict=verdict,
                 )
             )
     return rows

@@ -16,7 +16,7 @@ from .islands import Island
 from .localise import Localised
 from .options import Options
 from .pair import Pair
-from .preparation import prepare, unpaired_rows
+from .preparation import WEIGHTS, prepare, unpaired_rows
 from .result import Result, Row
 from .stages import Progress, Stages
 from .thorough import thorough_rows
@@ -70,7 +70,7 @@ def check(
         found = [*stages.derivatives(), *thorough_rows(stages)]
         rows += found
         verdict, rung, reason = _judge_variants(found, rung)
-    if unpaired := [name for names in prepared.unpaired for name in names]:
+    if options.grads and (unpaired := [name for names in prepared.unpaired for name in names]):
         verdict, reason = _with_unpaired(verdict, reason, unpaired)
     work = Work()
     if options.flops and stages.in_time("FLOP counts"):
@@ -101,6 +101,8 @@ def _judge_float64(rows: Sequence[Row]) -> Verdict:
     """Same function, different, or nothing compared."""
     failed = _first(rows, "FAIL")
     if failed is not None:
+        if failed.group == WEIGHTS:
+            return "FAIL", "different", f"{failed.name}: {failed.derivation}"
         if not failed.compared:
             what = f"{failed.name}: {failed.derivation}; both sides need the same names, shapes and types"
             return "FAIL", "different", what
@@ -187,8 +189,10 @@ def failed_in_gradients_alone(rows: Sequence[Row]) -> bool:
 
 
 def _misfit(row: Row) -> bool:
-    """Names or shapes that differ, which no precision explains; a type may be an island."""
-    return not row.compared and not row.derivation.startswith("type ")
+    """Names, shapes or weights that differ, which no precision explains; a type may be an island."""
+    return (row.group == WEIGHTS and row.verdict == "FAIL") or (
+        not row.compared and not row.derivation.startswith("type ")
+    )
 
 
 def _first(rows: Sequence[Row], verdict: str) -> Row | None:

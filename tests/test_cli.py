@@ -61,6 +61,8 @@ BAD = {
     "batch 1.5": (["check", "--batch", "1.5"], "got '1.5'"),
     "batch of 5000 digits": (["check", "--batch", "1" * 5000], "--batch: a whole number"),
     "batch beyond memory": (["check", "--batch", "1000000"], "tiny: at most the"),
+    "budget 2h": (["check", "--budget", "2h"], "--budget: a time such as 120s or 2m, got '2h'"),
+    "budget 0s": (["check", "--budget", "0s"], "--budget: a whole number, at least 1, got '0'"),
     "batches 0": (["check", "--batches", "0"], "--batches: a whole number, at least 1, got '0'"),
     "batches beyond memory": (["check", "gpt2", "--batches", "100000"], "gpt2: at most the"),
     "seq 1": (["check", "--seq", "1"], "--seq: a whole number, at least 4, got '1'"),

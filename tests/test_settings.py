@@ -51,6 +51,8 @@ def test_every_option_can_be_set(tmp_path):
         "seed": 7,
         "device": "cuda",
         "flops": False,
+        "thorough": True,
+        "budget": 120,
     }
     assert given.keys() == {field.name for field in fields(Options)}
     lines = [f"{name} = {json.dumps(value)}" for name, value in given.items()]
