@@ -30,6 +30,7 @@ class Point:
         where: file and line of the model's own code that asked for it, "" where none is known.
         value: what was computed there, before anything was fed in; None where it could not be kept.
         gradient: of the loss in what the run went on with; None for whole numbers and where none was taken.
+        changeable: whether a value can be fed in.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Point:
     dtype: str
     value: np.ndarray
     gradient: np.ndarray | None = None
+    changeable: bool = True
 
     @cached_property
     def fingerprint(self) -> Fingerprint:

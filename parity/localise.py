@@ -7,23 +7,24 @@ that goes away was inherited, and a second fault behind a first one shows by its
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .bounds import Bound, float64_bound
+from .bounds import Bound, float64_bound, zero_bound
 from .capture import Capture
-from .compare import error_of, independent, relative, scaled_errors
+from .compare import different, distance, error_of, independent, misplaced, relative, rms, scaled_errors
 from .errors import ParityUsageError
 from .findings import BORN, INHERITED, UNKNOWN, Finding, Unmatched
 from .layouts import Layout, layouts
-from .pairing import PointPair, moderate, pair_points
+from .pairing import PointPair, moderate, pair_points, site
 from .result import Row
 from .runs import Arrays, Run, is_float, running
 from .sides import Runner, Sides
+
+Measure = Callable[[np.ndarray, np.ndarray], float]
 
 #: What capturing may move an output by: XLA fuses otherwise where more of its results are asked for.
 MOVED = 2.0**-44
@@ -31,7 +32,7 @@ MOVED = 2.0**-44
 
 @dataclass(frozen=True)
 class Localised:
-    """Rows for all points that are floats on both sides, findings for those that differ, and what was left out."""
+    """Rows for all pairs of points, findings for those that differ, and what was left out."""
 
     rows: tuple[Row, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -59,28 +60,32 @@ def localise(sides: Sides, weights: Arrays, batch: Arrays, points: Mapping[str, 
         seen.append(capture)
     _, coarse = sides.reference.capture(weights, batch, "float32")
     pairing = pair_points(seen[0], seen[1], points)
-    pairs = [pair for pair in pairing.pairs if is_float(pair.reference.value) and is_float(pair.candidate.value)]
+    pairs = pairing.pairs
     chosen = chosen_layouts(pairs)
+    changeable = {pair: layout for pair, layout in chosen.items() if pair.candidate.changeable}
+    feed = {pair.candidate.name: layout.there(pair.reference.value) for pair, layout in changeable.items()}
+    back = {
+        pair.candidate.name: layout.there(pair.reference.gradient)
+        for pair, layout in changeable.items()
+        if pair.reference.gradient is not None and pair.candidate.gradient is not None
+    }
     local = Capture(())
     try:
-        fed = {pair.candidate.name: layout.there(pair.reference.value) for pair, layout in chosen.items()}
-        local = _captured(sides, sides.candidate, weights, batch, fed)[1]
+        local = _captured(sides, sides.candidate, weights, batch, feed=feed, back=back)[1]
     except ParityUsageError as error:
         notes.append(f"the candidate could not be run on the reference's values: {error}")
     judged = [_value_finding(pair, chosen.get(pair), coarse, local, sums) for pair in pairs]
     if all(finding.agrees for finding in judged):
-        judged += _gradient_findings(pairs, chosen, coarse, sums)
+        judged += _gradient_findings(pairs, chosen, coarse, local, sums)
     rows = [_row(finding, pair, sides.labels) for finding, pair in judged_pairs(judged, pairs)]
     findings = tuple(finding for finding in judged if not finding.agrees)
     unseen = [f"{label}: {line}" for label, each in zip(sides.labels, seen, strict=True) for line in each.unseen]
     return Localised(tuple(rows), findings, pairing.unmatched, (*notes, *unseen))
 
 
-def _captured(
-    sides: Sides, runner: Runner, weights: Arrays, batch: Arrays, feed: Arrays | None = None
-) -> tuple[Run, Capture]:
+def _captured(sides: Sides, runner: Runner, weights: Arrays, batch: Arrays, **given: Arrays) -> tuple[Run, Capture]:
     with running(runner.label, "float64, its points captured,"):
-        return runner.capture(weights, batch, "float64", feed=feed, lifted=sides.lifted)
+        return runner.capture(weights, batch, "float64", lifted=sides.lifted, **given)
 
 
 def _moved(sides: Sides, runner: Runner, seen: Run, weights: Arrays, batch: Arrays) -> list[str]:
@@ -100,7 +105,7 @@ def chosen_layouts(pairs: Sequence[PointPair]) -> dict[PointPair, Layout]:
     """The layout of each pair: the one that most of the same place in other layers have, the plainest of equals.
 
     Values that differ have none of their own. Swapped queries and keys give equal numbers in another order: their own
-    layout would hide them.
+    layout would hide them. Where no layer tells and the shapes differ, it is the one in which they are nearest.
     """
     votes: dict[tuple[object, ...], Counter[Layout]] = defaultdict(Counter)
     for pair in pairs:
@@ -108,55 +113,97 @@ def chosen_layouts(pairs: Sequence[PointPair]) -> dict[PointPair, Layout]:
             votes[_place(pair)][pair.layout] += 1
     chosen = {}
     for pair in pairs:
-        shapes = pair.reference.value.shape, pair.candidate.value.shape
-        likely = [*votes[_place(pair)], *layouts(*shapes)]
-        if likely:
-            chosen[pair] = min(likely, key=lambda each: (-votes[_place(pair)][each], str(each) != "same"))
+        own = votes[_place(pair)]
+        value, other = pair.reference.value, pair.candidate.value
+        possible = [*own, *layouts(value.shape, other.shape)]
+        if not own and value.shape != other.shape and possible:
+            chosen[pair] = min(possible, key=lambda each: _apart(other, each.there(value)))
+        elif possible:
+            chosen[pair] = min(possible, key=lambda each: (-own[each], str(each) != "same"))
     return chosen
 
 
 def _place(pair: PointPair) -> tuple[object, ...]:
-    """What a point shares with its like in other layers: its name without numbers, and both shapes."""
-    return re.sub(r"\d+", "", pair.reference.name), pair.reference.value.shape, pair.candidate.value.shape
+    """What a point shares with its like in other layers: its place, and both shapes."""
+    return site(pair.reference.name).place, pair.reference.value.shape, pair.candidate.value.shape
 
 
 def _value_finding(pair: PointPair, layout: Layout | None, coarse: Capture, local: Capture, sums: float) -> Finding:
     """How far the values of one pair are apart, by themselves and on the reference's values."""
     name, exact = pair.reference.name, pair.reference.value
-    bound = _bound(exact, coarse[name].value if name in coarse.names else None, sums)
-    measured = nearby = float("nan")
-    if layout is not None:
-        measured = _apart(pair.candidate.value, layout.there(exact))
-        if pair.candidate.name in local.names:
-            nearby = _apart(local[pair.candidate.name].value, layout.there(exact))
-    birth = UNKNOWN if np.isnan(nearby) else (INHERITED if nearby <= bound.value else BORN)
-    return _made(pair, "value", birth, measured, bound.value, nearby)
+    low = coarse[name].value if name in coarse.names else None
+    mine = pair.candidate.value
+    nearby = local[pair.candidate.name].value if pair.candidate.name in local.names else None
+    return _finding(pair, "value", layout, exact, low, (mine, nearby), sums)
 
 
 def _gradient_findings(
-    pairs: Sequence[PointPair], chosen: Mapping[PointPair, Layout], coarse: Capture, sums: float
+    pairs: Sequence[PointPair], chosen: Mapping[PointPair, Layout], coarse: Capture, local: Capture, sums: float
 ) -> list[Finding]:
-    """The gradients at points whose values agree; in the backward pass the last point comes first."""
+    """The gradients at points whose values agree, as the backward pass comes to them: the last point first."""
     findings: list[Finding] = []
     for pair in reversed(pairs):
-        name, exact, other = pair.reference.name, pair.reference.gradient, pair.candidate.gradient
-        if exact is None or other is None or pair not in chosen or name not in coarse.names:
+        name, exact, mine = pair.reference.name, pair.reference.gradient, pair.candidate.gradient
+        if exact is None or mine is None or pair not in chosen:
             continue
-        bound = _bound(exact, coarse[name].gradient, sums)
-        measured = _apart(other, chosen[pair].there(exact))
-        birth = INHERITED if any(not finding.agrees for finding in findings) else BORN
-        findings.append(_made(pair, "gradient", birth, measured, bound.value, float("nan")))
-    return findings[::-1]
+        low = coarse[name].gradient if name in coarse.names else None
+        nearby = local[pair.candidate.name].gradient if pair.candidate.name in local.names else None
+        findings.append(_finding(pair, "gradient", chosen[pair], exact, low, (mine, nearby), sums))
+    return findings
 
 
-def _made(pair: PointPair, what: str, birth: str, measured: float, bound: float, local: float) -> Finding:
+def _finding(
+    pair: PointPair,
+    what: str,
+    layout: Layout | None,
+    exact: np.ndarray,
+    low: np.ndarray | None,
+    others: tuple[np.ndarray, np.ndarray | None],
+    sums: float,
+) -> Finding:
+    """One pair's arrays judged: the candidate's own, and the one from the reference's numbers at all other points."""
+    measure, bound = _rule(exact, low, sums)
+    measured, nearby = (
+        float("nan") if other is None or layout is None else measure(other, layout.there(exact)) for other in others
+    )
+    birth = UNKNOWN if np.isnan(nearby) else (INHERITED if nearby <= bound.value else BORN)
     where = pair.reference.where, pair.candidate.where
-    return Finding(pair.reference.name, pair.candidate.name, what, where, birth, measured, bound, local)
+    return Finding(pair.reference.name, pair.candidate.name, what, where, birth, measured, bound.value, nearby)
+
+
+def _rule(exact: np.ndarray, low: np.ndarray | None, sums: float) -> tuple[Measure, Bound]:
+    """How one point is measured, and the bound from the reference's own float32 run.
+
+    Whole numbers and truth values are equal or not. What is zero in theory is noise, in another order on every side: it
+    has to be that small on both.
+    """
+    if exact.dtype.kind in "biu":
+        return different, Bound(0.0, "no float: every element equal")
+    if low is None:
+        return _apart, float64_bound(0.0, 1, sums)
+    fine, rough = _real(exact), _real(low)
+    noise = distance(rough, fine)
+    zero = zero_bound(noise)
+    if noise and rms(fine) <= zero.value:
+        return _sizes, zero
+    return _apart, float64_bound(relative([rough], [fine]), independent(scaled_errors([rough], [fine])), sums)
 
 
 def _apart(value: np.ndarray, exact: np.ndarray) -> float:
     """As `relative`; what is huge is a mask's, and has to be huge on both sides."""
-    return error_of([moderate(value)], [moderate(exact)])
+    return error_of([_real(value)], [_real(exact)])
+
+
+def _sizes(value: np.ndarray, exact: np.ndarray) -> float:
+    """The larger of the two; infinite where one of them is huge and the other is not."""
+    value, exact = _real(value), _real(exact)
+    return np.inf if misplaced(value, exact) else max(rms(value), rms(exact))
+
+
+def _real(array: np.ndarray) -> np.ndarray:
+    """The array in float64, NaN for what is huge; a complex number is two."""
+    array = np.ascontiguousarray(moderate(array))
+    return array.view(np.float64) if array.dtype.kind == "c" else array
 
 
 def judged_pairs(findings: Sequence[Finding], pairs: Sequence[PointPair]) -> Iterator[tuple[Finding, PointPair]]:
@@ -164,14 +211,6 @@ def judged_pairs(findings: Sequence[Finding], pairs: Sequence[PointPair]) -> Ite
     by_name = {pair.reference.name: pair for pair in pairs}
     for finding in findings:
         yield finding, by_name[finding.reference]
-
-
-def _bound(exact: np.ndarray, low: np.ndarray | None, sums: float) -> Bound:
-    """The rule for float64, from the reference's own float32 run."""
-    if low is None:
-        return float64_bound(0.0, 1, sums)
-    fine, rough = moderate(exact), moderate(low)
-    return float64_bound(relative([rough], [fine]), independent(scaled_errors([rough], [fine])), sums)
 
 
 def _row(finding: Finding, pair: PointPair, labels: tuple[str, str]) -> Row:

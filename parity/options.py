@@ -14,9 +14,10 @@ DEVICES = ("cpu", "cuda")
 class Options:
     """`precisions` are judged after float64, in this order.
 
-    `batches` are pooled; `steps` are the optimizer's; `grads` False compares outputs only, and takes no steps;
-    `thorough` asks the float64 question on other inputs and parameters too; no stage is begun after `budget` seconds,
-    the most telling ones coming first.
+    `batches` are pooled; `steps` are the optimizer's; `grads` False compares outputs only, and takes no steps; `points`
+    compares what can be seen inside even where the outputs agree, since two errors may cancel; `thorough` asks the
+    float64 question on other inputs and parameters too; no stage is begun after `budget` seconds, the most telling
+    ones coming first.
 
     Raises:
         ParityUsageError: a value that no check can have.
@@ -26,6 +27,7 @@ class Options:
     batches: int = 8
     steps: int = 3
     grads: bool = True
+    points: bool = False
     seed: int = 0
     device: str = "cpu"
     flops: bool = True

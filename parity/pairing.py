@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class PointPair:
     """Two points that are the same place.
 
     Args:
-        how: "map", "value" or "name".
+        how: "map"; "value"; "place": as in the layers that agree; "name"; or "order": between the same neighbours.
         layout: that takes the reference's value to the candidate's; None where the values differ, and where they are
             the same numbers in an order that no layout explains.
         distance: between the fingerprints of the two values.
@@ -66,9 +67,11 @@ def pair_points(
 ) -> Pairing:
     """Pairs the points of two captures one to one; a point that has no partner is told with the reason.
 
-    First the explicit map (reference name -> candidate name); then equal values of equal size, the most similar names
-    first; then, for values that differ, equal normalised names of equal size in data order, where a fault shows. Arrays
-    of one element or of one number are recognised by name alone.
+    First the explicit map (reference name -> candidate name). Then equal values of equal size: those that no other
+    point has; those of equal names, of the same two places as in other layers, of the same call between the same
+    neighbours; the most similar names; unless most layers say otherwise (queries and keys exchanged in one of them).
+    Then, where a fault shows, values that differ, of equal size, in the same three ways. Arrays of one element or of
+    one number are recognised by name alone.
 
     Raises:
         ParityUsageError: the map names a point that is not there, or one twice.
@@ -77,19 +80,32 @@ def pair_points(
     partner: dict[int, tuple[int, str]] = {i: (j, "map") for i, j in _mapped(left, right, explicit or {})}
     names = [normalised(point.name) for point in left], [normalised(point.name) for point in right]
     gaps = distances([point.fingerprint for point in left], [point.fingerprint for point in right])
-    for how, found in (
-        ("value", _by_value(left, right, gaps, _similarities(*names), tolerance)),
-        ("name", _by_name(left, right, *names)),
-    ):
-        taken = {j for j, _ in partner.values()}
-        for i, j in found:
-            if i not in partner and j not in taken:
-                partner[i] = (j, how)
-                taken.add(j)
+    sizes = np.array([_numel(point) for point in left])[:, None] == np.array([_numel(point) for point in right])
+    told = np.array([point.fingerprint.recognisable for point in left], bool)[:, None]
+    equal = (gaps <= tolerance) & sizes & told
+    sites = [site(point.name) for point in left], [site(point.name) for point in right]
+    alone = equal & (equal.sum(0) == 1) & (equal.sum(1) == 1)[:, None]
+    _join(partner, "value", np.argwhere(alone).tolist())
+    similar = _by_value(equal, gaps, _similarities(*names))
+    for wanted in (equal, sizes):
+        for how, found in (
+            ("name", lambda: _by_name(left, right, *names)),
+            ("place", lambda: _by_place(partner, *sites)),
+            ("order", lambda: _by_order(partner, left, right, *sites)),
+            ("order", lambda: _by_order(partner, left, right, *sites, whole=False)),
+        ):
+            _join(partner, "value" if wanted is equal else how, [pair for pair in found() if wanted[pair]])
+        if wanted is equal:
+            # of values that several points have, none is taken from its namesake
+            namesakes = _free(partner, _by_name(left, right, *names))
+            mine, theirs = {i for i, _ in namesakes}, {j for _, j in namesakes}
+            _join(partner, "value", [(i, j) for i, j in similar if i not in mine and j not in theirs])
+            _uncross(partner, sizes, sites, names)
+    _join(partner, "value", similar)
     pairs = []
     for i, (j, how) in sorted(partner.items()):
-        equal = gaps[i, j] <= tolerance
-        layout = layout_between(left[i].value, right[j].value, tolerance) if equal else None
+        same = gaps[i, j] <= tolerance
+        layout = layout_between(left[i].value, right[j].value, tolerance) if same else None
         pairs.append(PointPair(left[i], right[j], how, layout, float(gaps[i, j])))
     taken = {j for j, _ in partner.values()}
     lonely = [
@@ -153,6 +169,32 @@ _NAME = re.compile(
 )
 
 
+class Place(NamedTuple):
+    """What a point shares with its like in other layers."""
+
+    path: str
+    call: str
+    slot: str
+    repeat: str
+
+
+class Site(NamedTuple):
+    """A place and the numbers that were in its path, of layer or iteration; a tap has that of the repetition."""
+
+    place: Place
+    numbers: tuple[int, ...]
+
+
+def site(name: str) -> Site:
+    """A name without its numbers, and these."""
+    parts = _NAME.fullmatch(name)
+    assert parts is not None
+    path, repeat = parts["path"] or parts["other"] or "", parts["repeat"] or "1"
+    call, numbers = parts["call"] or "", tuple(map(int, re.findall(r"\d+", path)))
+    place = Place(re.sub(r"\d+", "", path), call, parts["slot"] or "", repeat if numbers else "")
+    return Site(place, numbers or (() if call else (int(repeat),)))
+
+
 def _mapped(left: Sequence[Point], right: Sequence[Point], explicit: Mapping[str, str]) -> list[tuple[int, int]]:
     sides = ([point.name for point in left], explicit), ([point.name for point in right], explicit.values())
     for known, given in sides:
@@ -164,15 +206,11 @@ def _mapped(left: Sequence[Point], right: Sequence[Point], explicit: Mapping[str
     return [(sides[0][0].index(a), sides[1][0].index(b)) for a, b in explicit.items()]
 
 
-def _by_value(
-    left: Sequence[Point], right: Sequence[Point], gaps: np.ndarray, alike: np.ndarray, tolerance: float
-) -> list[tuple[int, int]]:
+def _by_value(equal: np.ndarray, gaps: np.ndarray, alike: np.ndarray) -> list[tuple[int, int]]:
     """Equal values, the most similar names first, then the closest values, then the nearest places in the order."""
-    sizes = np.array([p.fingerprint.numel for p in left])[:, None] == np.array([p.fingerprint.numel for p in right])
-    told = np.array([p.fingerprint.recognisable for p in left], bool)[:, None]
-    i, j = np.nonzero((gaps <= tolerance) & sizes & told)
+    i, j = np.nonzero(equal)
     decade = np.round(np.log10(np.maximum(gaps[i, j], 1e-14)))
-    apart = np.abs(i / max(len(left), 1) - j / max(len(right), 1))
+    apart = np.abs(i / max(equal.shape[0], 1) - j / max(equal.shape[1], 1))
     order = np.lexsort((apart, decade, -np.round(alike[i, j], 3)))
     return [(int(i[k]), int(j[k])) for k in order]
 
@@ -185,6 +223,110 @@ def _by_name(
     for j, name in enumerate(others):
         places[name].append(j)
     return [(i, j) for i, name in enumerate(names) for j in places[name] if _numel(left[i]) == _numel(right[j])]
+
+
+def _join(partner: dict[int, tuple[int, str]], how: str, found: Sequence[Sequence[int]]) -> None:
+    """Adds the pairs of which neither has a partner yet."""
+    taken: set[int] = set()
+    for i, j in _free(partner, found):
+        if i not in partner and j not in taken:
+            partner[i] = (j, how)
+            taken.add(j)
+
+
+def _free(partner: Mapping[int, tuple[int, str]], found: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    taken = {j for j, _ in partner.values()}
+    return [(i, j) for i, j in found if i not in partner and j not in taken]
+
+
+def _uncross(
+    partner: dict[int, tuple[int, str]],
+    sizes: np.ndarray,
+    both_sites: tuple[Sequence[Site], Sequence[Site]],
+    names: tuple[Sequence[tuple[str, ...]], Sequence[tuple[str, ...]]],
+) -> None:
+    """Exchanges the partners of two values that cross in the order where the same two places of most layers do not.
+
+    Where as many do as do not, the names decide.
+    """
+    sites, others = both_sites
+    usual: dict[Place, Counter[Place]] = defaultdict(Counter)
+    layers: dict[Place, dict[tuple[int, ...], int]] = defaultdict(dict)
+    for i, (j, how) in partner.items():
+        if how == "value":
+            usual[sites[i].place][others[j].place] += 1
+            layers[sites[i].place][sites[i].numbers] = i
+    for one, other in combinations([place for place, found in layers.items() if len(found) > 1], 2):
+        both = [(i, layers[other][numbers]) for numbers, i in layers[one].items() if numbers in layers[other]]
+        crossing = [(i, k) for i, k in both if (i < k) != (partner[i][0] < partner[k][0])]
+        if 2 * len(crossing) > len(both):
+            continue
+        tied = 2 * len(crossing) == len(both)
+        for i, k in crossing:
+            pairs = (i, partner[k][0]), (k, partner[i][0])
+            if all(
+                sizes[a, b]
+                and (
+                    names[0][a] == names[1][b]
+                    if tied
+                    else usual[sites[a].place].most_common(1)[0][0] == others[b].place
+                )
+                for a, b in pairs
+            ):
+                partner.update({a: (b, "place") for a, b in pairs})
+
+
+def _by_place(
+    partner: Mapping[int, tuple[int, str]], sites: Sequence[Site], others: Sequence[Site]
+) -> list[tuple[int, int]]:
+    """What two layers at least, and most of those that agree, say of a place: its partner's, and that one's number."""
+    votes: dict[Place, Counter[tuple[Place, tuple[int, ...]]]] = defaultdict(Counter)
+    for i, (j, how) in partner.items():
+        if how == "value" and len(sites[i].numbers) == len(others[j].numbers) > 0:
+            further = tuple(b - a for a, b in zip(sites[i].numbers, others[j].numbers, strict=True))
+            votes[sites[i].place][others[j].place, further] += 1
+    index = {other: j for j, other in enumerate(others)}
+    found = []
+    for i, (place, numbers) in enumerate(sites):
+        if i in partner or not votes[place]:
+            continue
+        ((other, further), count), *_ = votes[place].most_common(1)
+        meant = index.get(Site(other, tuple(a + b for a, b in zip(numbers, further, strict=False))), -1)
+        if meant >= 0 and count > 1 and 2 * count > votes[place].total():
+            found.append((i, meant))
+    return found
+
+
+def _by_order(
+    partner: Mapping[int, tuple[int, str]],
+    left: Sequence[Point],
+    right: Sequence[Point],
+    sites: Sequence[Site],
+    others: Sequence[Site],
+    whole: bool = True,
+) -> list[tuple[int, int]]:
+    """The same einops calls of equal size, as many of them on both sides, between the same two neighbours.
+
+    Unless `whole` the patterns may differ.
+    """
+    pairs = np.array([(i, j) for i, (j, _) in sorted(partner.items())], int).reshape(-1, 2)
+    i, j = pairs.T
+    kept = pairs[~(((i[:, None] < i) != (j[:, None] < j)).any(1))]
+    taken = {j for j, _ in partner.values()}
+    gaps: list[dict[tuple[object, ...], list[int]]] = []
+    for points, places, done, anchors in ((left, sites, partner, kept[:, 0]), (right, others, taken, kept[:, 1])):
+        gap: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for k, (point, (place, _)) in enumerate(zip(points, places, strict=True)):
+            if k not in done and place.call:
+                call = place.call if whole else place.call.split(" ")[0]
+                gap[int(np.searchsorted(anchors, k)), call, place.slot, _numel(point)].append(k)
+        gaps.append(gap)
+    return [
+        each
+        for key, found in gaps[0].items()
+        if len(found) == len(gaps[1].get(key, ()))
+        for each in zip(found, gaps[1][key], strict=True)
+    ]
 
 
 def _similarities(names: Sequence[tuple[str, ...]], others: Sequence[tuple[str, ...]]) -> np.ndarray:

@@ -57,9 +57,19 @@ class Runner(Protocol):
         """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
 
     def capture(
-        self, weights: Arrays, batch: Arrays, precision: str, *, feed: Arrays | None = None, lifted: bool = False
+        self,
+        weights: Arrays,
+        batch: Arrays,
+        precision: str,
+        *,
+        feed: Arrays | None = None,
+        back: Arrays | None = None,
+        lifted: bool = False,
     ) -> tuple[Run, Capture]:
-        """A run of one batch whose points are seen; it goes on with the values that are fed in at points by name."""
+        """A run of one batch whose points are seen; it goes on with the values that are fed in at points by name.
+
+        A fed point ends the backward pass of what follows it; with a gradient in `back` another one starts there.
+        """
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where a float64 run of outputs and gradients drops to a lower precision, in data order."""
@@ -121,10 +131,17 @@ class Linked:
         return replace(run, gradients=self.link.backward(run.gradients))
 
     def capture(
-        self, weights: Arrays, batch: Arrays, precision: str, *, feed: Arrays | None = None, lifted: bool = False
+        self,
+        weights: Arrays,
+        batch: Arrays,
+        precision: str,
+        *,
+        feed: Arrays | None = None,
+        back: Arrays | None = None,
+        lifted: bool = False,
     ) -> tuple[Run, Capture]:
         """A run of one batch whose points are seen, under the side's own names."""
-        return self.runner.capture(self.link.forward(weights), batch, precision, feed=feed, lifted=lifted)
+        return self.runner.capture(self.link.forward(weights), batch, precision, feed=feed, back=back, lifted=lifted)
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where a float64 run drops to a lower precision."""

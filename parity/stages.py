@@ -121,7 +121,7 @@ class Stages:
         try:
             return localise(self.sides, self.weights, self.pooled[0], points, self.judge.sums)
         except ParityUsageError as error:
-            if points:
+            if points or self.options.points:
                 raise
             return Localised(unseen=(f"could not look inside: {error}",))
 

@@ -53,10 +53,16 @@ def check(
         rung, reason, rows = _prove_island(rows, islands, stages, reason)
         verdict = "FAIL" if rung == "different" else "PASS"
     inside = Localised()
-    if rung == "different" and stages.in_model and not any(_misfit(row) for row in rows):
+    agreeing = verdict == "PASS"
+    if (agreeing and options.points) or (
+        rung == "different" and stages.in_model and not any(_misfit(row) for row in rows)
+    ):
         progress("float64: looking inside for where it begins")
         inside = stages.localise()
         rows = [*inside.rows, *rows]
+        if agreeing and inside.findings:
+            verdict, rung, difference = _judge_float64(inside.rows)
+            reason = f"the outputs agree, but {difference}"
         born = [finding.name for finding in inside.findings if finding.birth == BORN]
         reason += f"; it begins at {' and at '.join(born[:MOST_BORN])}" if born else ""
         if not any(finding.what == "value" for finding in inside.findings) and failed_in_gradients_alone(rows):
@@ -185,7 +191,7 @@ def _with_unpaired(verdict: str, reason: str, unpaired: Sequence[str]) -> tuple[
 def failed_in_gradients_alone(rows: Sequence[Row]) -> bool:
     """Whether all that fails is a gradient."""
     failed = [row.name for row in rows if row.verdict == "FAIL"]
-    return all(name.startswith("gradient") for name in failed)
+    return bool(failed) and all(name.startswith("gradient") for name in failed)
 
 
 def _misfit(row: Row) -> bool:

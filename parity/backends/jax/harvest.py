@@ -139,12 +139,13 @@ def captured(
     feed: Mapping[str, Any] | None = None,
     gradients: bool = True,
     keep: Callable[[str], bool] = lambda name: True,
+    back: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Capture]:
     """Run `function(*args) -> (loss, outputs)` as one compiled program; gives what it returns, and the capture.
 
     The gradient of the loss, one real number, is taken in every float point, at the fed values where there are some;
     points inside custom_jvp and custom_vjp rules have values only. `keep(name)` says whose values and gradients are
-    wanted.
+    wanted. A fed point ends the backward pass of what follows it; with a gradient in `back` another one starts there.
 
     Raises:
         ParityUsageError: a fed name that no point has, or an array that is not of its shape.
@@ -153,10 +154,13 @@ def captured(
     kept = [point for point in program.points if keep(point.name)]
     names = {point.name for point in kept}
 
-    def run(args: Any, feed: Mapping[str, Any]) -> tuple[Any, Mapping[str, jax.Array], Mapping[str, jax.Array]]:
+    def run(
+        args: Any, feed: Mapping[str, Any], back: Mapping[str, Any]
+    ) -> tuple[Any, Mapping[str, jax.Array], Mapping[str, jax.Array]]:
         def scalar(perturbation: Mapping[str, jax.Array]) -> tuple[jax.Array, Any]:
             result, seen = program.call(args, feed, perturbation)
-            return result[0], (result, {name: seen[name] for name in names})
+            started = sum(jnp.sum(seen[name] * gradient) for name, gradient in back.items())
+            return result[0] + started, (result, {name: seen[name] for name in names})
 
         zeros = {name: zero for name, zero in program.zeros().items() if gradients and name in names}
         if not zeros:
@@ -164,13 +168,14 @@ def captured(
         taken, (result, seen) = jax.grad(scalar, has_aux=True)(zeros)
         return result, seen, taken
 
-    result, seen, taken = jax.jit(run)(tuple(args), dict(feed or {}))
+    result, seen, taken = jax.jit(run)(tuple(args), dict(feed or {}), dict(back or {}))
     return result, Capture(tuple(_point(spec, seen, taken) for spec in kept), program.unseen)
 
 
 def _point(spec: Spec, seen: Mapping[str, jax.Array], taken: Mapping[str, jax.Array]) -> Point:
     gradient = np.asarray(taken[spec.name]) if spec.name in taken else None
-    return Point(spec.name, spec.source, spec.where, spec.shape, spec.dtype, np.asarray(seen[spec.name]), gradient)
+    value = np.asarray(seen[spec.name])
+    return Point(spec.name, spec.source, spec.where, spec.shape, spec.dtype, value, gradient, spec.changeable)
 
 
 def _spec(mark: Mark, index: int, iteration: tuple[int, ...], site: _Site, repeat: str) -> Spec:

@@ -89,9 +89,16 @@ class JaxRunner:
             return Run(_to_numpy(outputs) | self._changed(state, "float64"), _to_numpy(gradients), _to_numpy(of_inputs))
 
     def capture(
-        self, weights: Arrays, batch: Arrays, precision: str, *, feed: Arrays | None = None, lifted: bool = False
+        self,
+        weights: Arrays,
+        batch: Arrays,
+        precision: str,
+        *,
+        feed: Arrays | None = None,
+        back: Arrays | None = None,
+        lifted: bool = False,
     ) -> tuple[Run, Capture]:
-        """A run whose points are seen; it goes on with the values that are fed in."""
+        """A run whose points are seen; it goes on with the values that are fed in, and starts back with `back`."""
         with self.mode(precision):
             parameters, state, inputs = self._arguments(weights, batch, precision)
             scalar = self._scalar(precision)
@@ -100,7 +107,8 @@ class JaxRunner:
                 loss, (outputs, _) = scalar(parameters, {}, state, inputs)
                 return loss, outputs
 
-            (_, outputs), seen = captured(lifting.lift(run) if lifted else run, (parameters, state, inputs), feed)
+            program = lifting.lift(run) if lifted else run
+            (_, outputs), seen = captured(program, (parameters, state, inputs), feed, back=back)
             return Run(_to_numpy(outputs), {}), seen
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:

@@ -26,12 +26,15 @@ def capturing(
     feed: Mapping[str, np.ndarray] | None = None,
     gradients: bool = True,
     keep: Callable[[str], bool] = lambda name: True,
+    back: Mapping[str, np.ndarray] | None = None,
 ) -> Iterator[Recording]:
     """Record every module output, einops call and tap of an eager run, forward and, if it is taken, backward.
 
     Yields a recording whose `capture()` gives the points seen so far. Names are those of `module.named_modules()`,
     without a module those of the first one that runs. A fed point is recorded as it was computed, and the run goes on
-    with the fed value. `keep(name)` says whose values and gradients are wanted.
+    with the fed value, which ends the backward pass of what follows it; with a gradient in `back` another one starts
+    there, once the caller has added `recording.started` to the loss. `keep(name)` says whose values and gradients are
+    wanted.
 
     Differs: an output that is an input or another module's output (nn.Identity, nn.Sequential), a tap and an einops
     result are handed on as a view, so that the gradient is the one of what comes after the point, as in JAX. A module
@@ -40,7 +43,7 @@ def capturing(
     Raises:
         ParityUsageError: at the end, if a fed name met no point; at once, if its shape is wrong.
     """
-    recording = Recording(module, dict(feed or {}), gradients, keep)
+    recording = Recording(module, dict(feed or {}), gradients, keep, dict(back or {}))
     with ExitStack() as undo:
         for handle in (
             hooks.register_module_forward_pre_hook(recording.enter),
@@ -79,8 +82,11 @@ class Recording:
         feed: dict[str, np.ndarray],
         gradients: bool,
         keep: Callable[[str], bool],
+        back: dict[str, np.ndarray],
     ):
         self.feed = feed
+        self.started: torch.Tensor | float = 0.0
+        self._back = back
         self.met: list[str] = []
         self._gradients = gradients
         self._keep = keep
@@ -176,6 +182,9 @@ class Recording:
         self.met.append(name)
         if self._keep(name):
             self._records[name] = _Record(name, source, caller(), tensor.detach().clone())
+        if name in self._back and tensor.requires_grad:
+            gradient = from_numpy(self._back[name], tensor.device).to(tensor.dtype)
+            self.started = self.started + (tensor * gradient).sum()
         return self._go_on(name, tensor, shared)
 
     def _meet_again(self, label: str, tensor: torch.Tensor, shared: bool) -> torch.Tensor:

@@ -17,7 +17,7 @@ from ...runs import MOMENTS, Arrays, Run, Step, is_float, loss_of, named_outputs
 from ...trees import Form
 from ...work import Work, collect
 from . import count, islands
-from .capture import capturing
+from .capture import Recording, capturing
 from .models import Model
 from .versions import DTYPES, from_numpy, to_numpy
 
@@ -104,13 +104,20 @@ class TorchRunner:
                         buffer.copy_(values)
 
     def capture(
-        self, weights: Arrays, batch: Arrays, precision: str, *, feed: Arrays | None = None, lifted: bool = False
+        self,
+        weights: Arrays,
+        batch: Arrays,
+        precision: str,
+        *,
+        feed: Arrays | None = None,
+        back: Arrays | None = None,
+        lifted: bool = False,
     ) -> tuple[Run, Capture]:
-        """A run whose points are seen; it goes on with the values that are fed in."""
+        """A run whose points are seen; it goes on with the values that are fed in, and starts back with `back`."""
         with self.mode():
             module = self._module(weights, precision)
-            with capturing(module, feed=feed) as recording:
-                outputs = self._backward(module, self._differentiable(batch, precision)[0], lifted)
+            with capturing(module, feed=feed, back=back) as recording:
+                outputs = self._backward(module, self._differentiable(batch, precision)[0], lifted, recording)
             gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
             return Run(_to_numpy(outputs), _to_numpy(gradients)), recording.capture()
 
@@ -180,12 +187,18 @@ class TorchRunner:
         return {self.aliases.get(name, name): value for name, value in arrays.items()}
 
     def _backward(
-        self, module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], lifted: bool
+        self,
+        module: torch.nn.Module,
+        inputs: Mapping[str, torch.Tensor],
+        lifted: bool,
+        recording: Recording | None = None,
     ) -> dict[str, torch.Tensor]:
         with islands.lift() if lifted else nullcontext():
             returned = self.model.call(module, inputs)
             outputs = named_outputs(self.label, returned, self.loss, self.aliases)
             loss = _project(outputs) if self.loss is None else scalar_loss(self.label, self.loss, returned, outputs)
+            if recording is not None:
+                loss = loss + recording.started
             if loss.requires_grad:  # it may depend on no parameter: then every gradient is zero, as in JAX
                 loss.backward()
         return outputs

@@ -1,0 +1,354 @@
+"""Where a difference begins: each kind of fault, planted in the middle of six layers, is named, and nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import planted
+import pytest
+import torch
+from planted import CANDIDATES, checked, torch_model
+
+import parity.taps
+from parity import Jax, Options, Pair, ParityUsageError, Torch
+from parity.findings import BORN, INHERITED
+from parity.preparation import prepare
+from parity.stages import Stages
+
+pytestmark = pytest.mark.xdist_group("localise")
+
+SPLIT, ANGLES, MERGE = "rearrange 'b t (n h) -> b n t h'", "einsum 't, f -> t f'", "rearrange 'b n t h -> b t (n h)'"
+SCORES = "einsum 'b n t h, b n u h -> b n t u'"
+#: fault -> what is born in layer i where modules are points; taps are numbered from one
+BIRTHS = {
+    "norm eps": ["h.{i}.norm_1"],
+    "gain forgotten": ["h.{i}.norm_1"],
+    "unbiased variance": ["h.{i}.norm_2"],
+    "mean not subtracted": ["h.{i}.norm_2"],
+    "exact gelu": ["h.{i}.mlp.down"],
+    "relu": ["h.{i}.mlp.down"],
+    "attention unscaled": ["scores#{n}"],
+    "mask shifted": ["mask#{n}"],
+    "mask dropped": ["attention#{n}"],
+    "softmax axis": ["attention#{n}"],
+    "q and k weights swapped": ["h.{i}.attn.q_proj", "h.{i}.attn.k_proj"],
+    "q and k swapped": ["h.{i}.attn/" + SCORES],
+    "heads merged": ["h.{i}.attn/" + MERGE],
+    "rope base": ["h.{i}.attn/" + ANGLES, "h.{i}.attn/" + ANGLES + "#2"],
+    "rope interleaved": ["q#{n}", "k#{n}"],
+    "rope position shifted": ["h.{i}.attn/" + ANGLES],
+    "bias forgotten": ["h.{i}.attn.out"],
+    "square weight not transposed": ["h.{i}.attn.out"],
+    "one weight element": ["h.{i}.mlp.up"],
+    "residual doubled": ["stream#{n}"],
+    "residual missing": ["h.{i}"],
+    "value scaled": ["h.{i}.attn/" + SPLIT + "#3"],
+    "stop_gradient": ["h.{i}.attn/" + SPLIT + "#3"],
+    "custom gradient": ["h.{i}.mlp.up"],
+}
+GRADIENT = ("stop_gradient", "custom gradient")
+#: where a function that calls no modules shows them
+FUNCTION = {
+    "exact gelu": ["h.{i}.mlp"],
+    "relu": ["h.{i}.mlp"],
+    "q and k weights swapped": ["h.{i}.attn/" + SPLIT, "h.{i}.attn/" + SPLIT + "#2"],
+    "bias forgotten": ["stream#{n}"],
+    "square weight not transposed": ["stream#{n}"],
+    "one weight element": ["h.{i}.mlp"],
+    "custom gradient": ["h.{i}.norm_2"],
+}
+
+
+def test_every_candidate_has_faults():
+    assert set(IN_JAX) | {"torch", "torch function"} == set(CANDIDATES)
+    assert min(map(len, IN_JAX.values())) >= 4
+
+
+def births(framework, **faults):
+    found = []
+    for layer, fault in faults.items():
+        i = int(layer.removeprefix("h"))
+        names = BIRTHS | (FUNCTION if framework in ("plain", "scan", "torch function") else {})
+        found += [name.format(i=i, n=i + 1) for name in names[fault]]
+    return found
+
+
+def inside(pair):
+    """What localising finds, without the rest of a check."""
+    options = Options(precisions=(), steps=0, flops=False, batches=1)
+    return Stages(prepare(pair, options), options, lambda message: None).localise()
+
+
+def assert_localised(found, expected, what="value"):
+    """Born are the expected points alone, the first of them is the first that differs, and all else is inherited."""
+    born = [finding.reference for finding in found.findings if finding.birth == BORN]
+    assert sorted(born) == sorted(expected)
+    assert {finding.what for finding in found.findings} == {what}
+    assert all(finding.birth in (BORN, INHERITED) for finding in found.findings)
+    first = next(row for row in found.rows if row.verdict == "FAIL")
+    assert first.name.removeprefix("gradient at ").removeprefix("point ").split(" = ")[0] == expected[0]
+    names = [row.name.split(" = ")[0] for row in found.rows if row.name.startswith("point ")]
+    if what == "value":
+        before = {name.removeprefix("point ") for name in names[: names.index(f"point {expected[0]}")]}
+        assert not before & {finding.reference for finding in found.findings}
+    assert not found.unseen
+
+
+@pytest.mark.parametrize("fault", BIRTHS)
+@pytest.mark.parametrize("candidate", ["torch", "torch function"])
+def test_every_fault_of_a_torch_side_is_named_at_the_innermost_point_that_shows_it(candidate, fault):
+    result = checked(planted.pair(candidate, h3=fault))
+    assert result.verdict == "FAIL"
+    assert_localised(result, births(candidate, h3=fault), "gradient" if fault in GRADIENT else "value")
+    assert "; it begins at " in result.reason
+
+
+#: the first of each runs by default
+IN_JAX = {
+    "nnx": ["mask shifted", "norm eps", "bias forgotten", "stop_gradient", "rope interleaved"],
+    "linen": ["custom gradient", "gain forgotten", "softmax axis", "one weight element", "heads merged"],
+    "equinox": ["q and k swapped", "unbiased variance", "exact gelu", "rope base", "square weight not transposed"],
+    "plain": ["q and k weights swapped", "mean not subtracted", "relu", "mask dropped", "rope position shifted"],
+    "scan": ["residual missing", "attention unscaled", "residual doubled", "value scaled"],
+}
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "fault"),
+    [(name, fault) if fault == faults[0] else slow(name, fault) for name, faults in IN_JAX.items() for fault in faults],
+)
+def test_every_fault_is_named_in_one_of_the_libraries_of_jax(candidate, fault):
+    found = inside(planted.pair(candidate, h3=fault))
+    assert_localised(found, births(candidate, h3=fault), "gradient" if fault in GRADIENT else "value")
+
+
+def test_no_fault_is_left_out():
+    assert {fault for faults in IN_JAX.values() for fault in faults} == set(BIRTHS)
+
+
+@pytest.mark.slow
+def test_a_check_names_it_first():
+    result = checked(planted.pair("linen", h3="norm eps"))
+    assert result.first_difference.name == "point h.3.norm_1 = h_3.norm_1"
+    assert "it begins at h.3.norm_1 = h_3.norm_1" in result.reason
+
+
+@pytest.mark.slow
+def test_a_fault_of_the_reference_is_named_too():
+    reference = torch_model({3: "mean not subtracted"})
+    assert_localised(inside(planted.pair("scan", reference)), ["h.3.norm_2"])
+    # and the other way round
+    pair = planted.pair("scan", h3="value scaled")
+    found = inside(replace(pair, reference=pair.candidate, candidate=pair.reference))
+    (born,) = [finding for finding in found.findings if finding.birth == BORN]
+    assert born.candidate == f"h.3.attn/{SPLIT}#3"
+
+
+@pytest.mark.parametrize(
+    ("candidate", "faults"),
+    [
+        ("torch", {"h1": "norm eps", "h4": "heads merged"}),
+        ("torch", {"h1": "q and k weights swapped", "h4": "mask shifted"}),
+        ("torch function", {"h1": "rope base", "h4": "relu"}),
+        ("torch function", {"h1": "heads merged", "h4": "value scaled"}),
+        ("torch function", {"h1": "stop_gradient", "h4": "custom gradient"}),
+        slow("nnx", {"h1": "softmax axis", "h4": "exact gelu"}),
+        slow("scan", {"h1": "residual missing", "h4": "value scaled"}),
+        slow("plain", {"h1": "stop_gradient", "h4": "custom gradient"}),
+    ],
+)
+def test_a_second_fault_is_named_behind_the_first(candidate, faults):
+    what = "gradient" if "stop_gradient" in faults.values() else "value"
+    expected = births(candidate, **faults)
+    half = len(births(candidate, h1=faults["h1"]))
+    # the backward pass comes to the later one first
+    assert_localised(
+        inside(planted.pair(candidate, **faults)),
+        expected[half:] + expected[:half] if what == "gradient" else expected,
+        what,
+    )
+
+
+@pytest.mark.parametrize("candidate", ["torch", "torch function", *map(slow, IN_JAX)])
+def test_clean_models_agree_at_every_point_in_value_and_gradient(candidate):
+    found = inside(planted.pair(candidate))
+    assert not found.findings
+    assert not found.unseen
+    assert {row.verdict for row in found.rows} == {"PASS"}
+    values = [row for row in found.rows if row.name.startswith("point ")]
+    assert len(found.rows) > 1.8 * len(values)  # all but the masks have gradients, and angles have them in JAX alone
+    if candidate in ("plain", "scan", "torch function"):
+        assert {each.reason for each in found.unmatched} == {"the other side has no point of this value or name"}
+    else:
+        assert not found.unmatched
+
+
+@pytest.mark.parametrize("candidate", ["torch", "torch function", slow("scan")])
+def test_clean_models_pass_with_their_points(candidate):
+    result = checked(planted.pair(candidate), points=True)
+    assert result.verdict == "PASS", result.reason
+    assert not result.findings
+    assert {row.verdict for row in result.rows if row.name.startswith("point ")} == {"PASS"}
+
+
+def rows_of(generator):
+    return (generator.standard_normal((5, 6)),)
+
+
+def born(result):
+    return [finding.reference for finding in result.findings if finding.birth == BORN]
+
+
+class Both(NamedTuple):
+    value: torch.Tensor
+    rest: dict
+
+
+class Shared(torch.nn.Module):
+    """One block twice, containers as its output, a weight that is tied."""
+
+    def __init__(self, factor=1.0, second=1.0, slope=1.0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.block, self.head = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6, bias=False)
+        self.inner = Inner(factor)
+        with torch.no_grad():
+            for each in (self.block.weight, self.block.bias):
+                each.copy_(torch.randn(each.shape, generator=generator).bfloat16() / 2)
+        self.head.weight = self.block.weight
+        self.second, self.slope = second, slope
+
+    def forward(self, x):
+        y = torch.tanh(self.block(x))
+        both = self.inner(self.block(self.second * y))
+        return self.head(both.value + both.rest["a"][0] * self.slope)
+
+
+class Inner(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return Both(x * 2, {"a": [torch.tanh(x) * self.factor, None]})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("fault", "point"), [({"factor": 0.9}, "inner:rest.a.0"), ({"second": 0.9}, "block#2"), ({"slope": 0.9}, "head")]
+)
+def test_shared_modules_containers_tied_and_bfloat16_weights(fault, point, dtype):
+    result = checked(Pair("shared", Shared().to(dtype), Shared(**fault).to(dtype), inputs=rows_of))
+    assert (result.verdict, born(result)) == ("FAIL", [point])
+    assert result.first_difference.name == f"point {point}"
+    clean = checked(Pair("shared", Shared().to(dtype), Shared().to(dtype), inputs=rows_of), points=True)
+    assert (clean.verdict, clean.findings, clean.unmatched) == ("PASS", (), ())
+
+
+def test_a_module_that_is_run_by_call():
+    call = lambda module, x: module(x + 1)  # noqa: E731
+    pair = Pair("call", Torch(Shared(), call=call), Torch(Shared(second=0.9), call=call), inputs=rows_of)
+    assert born(checked(pair)) == ["block#2"]
+
+
+def taps(factor=1.0, name="b"):
+    def function(x):
+        y = parity.taps.tap("a", x * 3)
+        y = parity.taps.tap(name, y * y * factor)
+        return parity.taps.tap("c", y + x)
+
+    return function
+
+
+def test_functions_with_nothing_but_taps_in_both_frameworks():
+    pair = Pair("taps", Torch(taps()), Jax(taps(0.9)), inputs=rows_of)
+    assert born(checked(pair)) == ["b"]
+    # under another name its place is unknown, it is told, and the next point stands for it; until it is given
+    pair = replace(pair, candidate=Jax(taps(0.9, "other")))
+    result = checked(pair)
+    assert born(result) == ["c"]
+    assert {(each.side, each.name, each.reason) for each in result.unmatched} == {
+        ("reference", "b", "the other side has no point of this value or name"),
+        ("reference", "model", "the other side has no point of this value or name"),  # a function that JAX does not see
+        ("candidate", "other", "the other side has no point of this value or name"),
+    }
+    result = checked(replace(pair, points={"b": "other"}))
+    assert (born(result), [each.name for each in result.unmatched]) == (["b"], ["model"])
+    assert result.first_difference.name == "point b = other"
+    with pytest.raises(ParityUsageError, match="explicit: names of points of the captures, got 'nowhere'"):
+        checked(replace(pair, points={"b": "nowhere"}))
+
+
+def test_a_capture_that_changes_the_outputs_is_told(monkeypatch):
+    original = parity.taps.tap
+
+    def wrong(name, x):
+        return original(name, x) * (1 + 1e-6 * bool(parity.taps._listeners))
+
+    def tapped(factor):
+        return lambda x: wrong("a", x * factor) + 1
+
+    pair = Pair("moved", Torch(tapped(1.0)), Torch(tapped(0.9), label="wrong"), inputs=rows_of)
+    result = checked(pair)
+    assert len([line for line in result.unseen if line.startswith("capturing moved")]) == 2
+    assert born(result) == ["a"]
+    monkeypatch.setattr(parity.taps, "tap", wrong)
+    assert any(
+        line.startswith("capturing moved torch's output by")
+        for line in checked(replace(pair, candidate=Torch(taps(0.9), label="wrong"), reference=Torch(taps()))).unseen
+    )
+
+
+def cancelling(c):
+    def function(x):
+        return parity.taps.tap("after", parity.taps.tap("before", x * 2 + c) - c)
+
+    return function
+
+
+def test_errors_that_cancel_in_the_outputs_show_in_the_points():
+    pair = Pair("cancel", Torch(cancelling(0.0)), Torch(cancelling(0.25), label="other"), inputs=rows_of)
+    assert checked(pair).verdict == "PASS"
+    result = checked(pair, points=True)
+    assert (result.verdict, result.rung, result.exit_status) == ("FAIL", "different", 1)
+    assert result.first_difference.name == "point before"
+    assert result.reason.startswith("the outputs agree, but point before differs in float64: ")
+    assert born(result) == ["before"]
+    assert {row.name for row in result.rows if row.verdict == "PASS"} >= {"point after", "output"}
+
+
+def odd(shift=0, phase=0.0, noise=0.0):
+    """Whole numbers, truth values, complex numbers, and what is zero in theory."""
+
+    def function(x):
+        tap = parity.taps.tap
+        index = tap("index", torch.argsort(x, -1) + shift)
+        tap("mask", index > 2)
+        tap("turned", torch.polar(torch.ones_like(x), x + phase))
+        centred = x - x.mean(-1, keepdim=True)
+        tap("zero", centred.mean(-1) + noise)
+        return centred * 1.5
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("fault", "points"),
+    [
+        ({}, []),
+        ({"shift": 1}, ["index"]),
+        ({"phase": 1e-9}, ["turned"]),
+        ({"noise": 1e-9}, ["zero"]),
+        ({"noise": 1e-17}, []),
+    ],
+)
+def test_points_of_every_kind_are_compared(fault, points):
+    result = checked(Pair("odd", Torch(odd()), Torch(odd(**fault), label="other"), inputs=rows_of), points=True)
+    assert born(result) == points
+    assert result.verdict == ("FAIL" if points else "PASS")
+    assert len([row for row in result.rows if row.name.startswith("point ")]) == 5
