@@ -15,6 +15,7 @@ from jax.extend import core
 
 from ...capture import Capture, Names, Point, check_fed, refuse_unknown
 from ...errors import ParityUsageError
+from .compiling import compiler_options
 from .lifting import bind, subprograms
 from .marks import PREFIX, Mark, Marks, label_name, marking, model_kinds
 
@@ -168,7 +169,8 @@ def captured(
         taken, (result, seen) = jax.grad(scalar, has_aux=True)(zeros)
         return result, seen, taken
 
-    result, seen, taken = jax.jit(run)(tuple(args), dict(feed or {}), dict(back or {}))
+    compiled = jax.jit(run, compiler_options=compiler_options(args, once=True))
+    result, seen, taken = compiled(tuple(args), dict(feed or {}), dict(back or {}))
     return result, Capture(tuple(_point(spec, seen, taken) for spec in kept), program.unseen)
 
 

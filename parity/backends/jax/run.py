@@ -19,13 +19,10 @@ from ...runs import MOMENTS, Arrays, Run, Step, is_float, loss_of, named_outputs
 from ...trees import Form
 from ...work import Work, collect
 from . import count, islands, lifting
+from .compiling import compiler_options
 from .harvest import captured
 from .models import Model, by_name
 from .versions import x64
-
-#: A small float64 program is compiled longer than it runs: LLVM's optimiser, half of that time, is left out.
-QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-SMALL = 2**17
 
 
 class JaxRunner:
@@ -200,8 +197,7 @@ class JaxRunner:
             function = self._differentiated(precision)
             if lifted:
                 function = lifting.lift(function)
-            size = sum(value.size for value in (*parameters.values(), *inputs.values()))
-            options = QUICK if precision == "float64" and size < SMALL else None
+            options = compiler_options((parameters, inputs))
             self._programs[key] = jax.jit(function).lower(parameters, state, inputs).compile(options)
         return self._programs[key]
 
