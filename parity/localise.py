@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .bounds import Bound, float64_bound, zero_bound
-from .capture import Capture
+from .capture import Capture, Point
 from .compare import different, distance, error_of, independent, misplaced, relative, rms, scaled_errors
 from .errors import ParityUsageError
 from .findings import BORN, INHERITED, UNKNOWN, Finding, Unmatched
@@ -65,9 +65,9 @@ def localise(sides: Sides, weights: Arrays, batch: Arrays, points: Mapping[str, 
     changeable = {pair: layout for pair, layout in chosen.items() if pair.candidate.changeable}
     feed = {pair.candidate.name: layout.there(pair.reference.value) for pair, layout in changeable.items()}
     back = {
-        pair.candidate.name: layout.there(pair.reference.gradient)
+        pair.candidate.name: layout.there(gradient)
         for pair, layout in changeable.items()
-        if pair.reference.gradient is not None and pair.candidate.gradient is not None
+        if (gradient := real_gradient(pair.reference)) is not None and real_gradient(pair.candidate) is not None
     }
     local = Capture(())
     try:
@@ -81,6 +81,11 @@ def localise(sides: Sides, weights: Arrays, batch: Arrays, points: Mapping[str, 
     findings = tuple(finding for finding in judged if not finding.agrees)
     unseen = [f"{label}: {line}" for label, each in zip(sides.labels, seen, strict=True) for line in each.unseen]
     return Localised(tuple(rows), findings, pairing.unmatched, (*notes, *unseen))
+
+
+def real_gradient(point: Point) -> np.ndarray | None:
+    """Its gradient; none for complex ones, which are conjugated in one framework and not in the other."""
+    return point.gradient if point.gradient is not None and is_float(point.gradient) else None
 
 
 def _captured(sides: Sides, runner: Runner, weights: Arrays, batch: Arrays, **given: Arrays) -> tuple[Run, Capture]:

@@ -63,15 +63,21 @@ class Cases(list[Case]):
         return known
 
     def params(self) -> Sequence[Any]:
-        """Every case with its mistake and without, for `pytest.mark.parametrize(("case", "fixed"), ...)`."""
+        """Every case with its mistake and without, for `pytest.mark.parametrize(("case", "fixed"), ...)`.
+
+        A default run has one of the two of each case, turn by turn; the other is `slow`.
+        """
         return [
             pytest.param(
                 case,
                 fixed,
                 id=f"{case}-{'without' if fixed else 'mistake'}",
-                marks=pytest.mark.xfail(strict=True, reason=why) if why else (),
+                marks=[
+                    *([pytest.mark.xfail(strict=True, reason=why)] if why else []),
+                    *([pytest.mark.slow] if (index + fixed) % 2 else []),
+                ],
             )
-            for case in self
+            for index, case in enumerate(self)
             for fixed, why in ((False, case.missed), (True, case.alarm))
         ]
 

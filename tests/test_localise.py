@@ -96,7 +96,7 @@ def assert_localised(found, expected, what="value"):
 
 
 @pytest.mark.parametrize("fault", BIRTHS)
-@pytest.mark.parametrize("candidate", ["torch", "torch function"])
+@pytest.mark.parametrize("candidate", ["torch", pytest.param("torch function", marks=pytest.mark.slow)])
 def test_every_fault_of_a_torch_side_is_named_at_the_innermost_point_that_shows_it(candidate, fault):
     result = checked(planted.pair(candidate, h3=fault))
     assert result.verdict == "FAIL"

@@ -109,6 +109,7 @@ def test_gpt2_and_bert_are_the_same_function_in_flax_and_pytorch(make: Callable[
     assert sum(row.name.startswith("gradient") for row in result.rows if row.stage == "float64") > 20
 
 
+@pytest.mark.slow
 def test_another_eps_is_found_in_a_port_of_somebody_else() -> None:
     right = gpt2()
     other = right.candidate.module
@@ -151,6 +152,7 @@ def test_llama_is_float32_islands_in_their_places_and_tables_that_no_widening_cl
     assert all(row.headroom > 4 for row in tables)
 
 
+@pytest.mark.slow
 def test_no_fault_hides_behind_the_islands_of_llama() -> None:
     """An eps that is off by a thousandth moves less than float32 does, and stands where no table meets the data."""
     result = check(llama(rms_norm_eps=1.001e-6), replace(SHORT, precisions=(), flops=False))
