@@ -31,7 +31,7 @@ from parity.backends.torch.islands import lift as torch_lift
 from parity.backends.torch.islands import trace_islands
 from parity.islands import holds_float32, is_user_code
 
-#: relative, per tensor; clean float64 runs differ by 1e-15, a float32 island by 1e-9 at least (facts/numerics.md 3 C)
+#: relative, per tensor; clean float64 runs differ by 1e-15, a float32 island by 1e-9 at least
 ROUNDING = 1e-12
 TOKENS = np.random.Generator(np.random.PCG64(7)).integers(0, 29, (2, 7))
 TINY = [name for name in jaxcore.PRESETS if name.startswith("tiny")]
