@@ -16,7 +16,7 @@ from .bounds import LESS_ACCURATE
 from .compare import errors_by_name, keep_largest
 from .findings import BORN, Finding, Unmatched
 from .islands import Island
-from .judge import Batches
+from .judge import label_of
 from .kinds import kinds_of
 from .result import Row
 from .runs import Arrays, Run
@@ -68,12 +68,9 @@ def excused(
         moved = sides.nudged(weights, batches, seed + nudge)
         for kind, base in zip(kinds_of(moved), kinds_of(exact), strict=True):
             for side, other in ((kind.reference, base.reference), (kind.candidate, base.candidate)):
-                keep_largest(spread, {_label(kind, name): error for name, error in errors_by_name(side, other).items()})
+                errors = errors_by_name(side, other)
+                keep_largest(spread, {label_of(kind.kind, name): error for name, error in errors.items()})
     return [_judged(row, spread.get(row.name, 0.0)) if row.verdict == "FAIL" else row for row in rows]
-
-
-def _label(kind: Batches, name: str) -> str:
-    return name if kind.kind == "output" else f"{kind.kind} {name}"
 
 
 def _judged(row: Row, moved: float) -> Row:

@@ -260,9 +260,8 @@ class Judge:
         if left_out and not wrong and verdict != "VACUOUS":
             derivation = f"{left_out} of {total} elements are NaN or infinite on both sides, uncompared; {derivation}"
         shape, dtype = values[0].shape, values[0].dtype.name
-        label = name if batches.kind in ("output", "operation") else f"{batches.kind} {name}"
         return Row(
-            label,
+            label_of(batches.kind, name),
             group_of(batches.kind, name),
             self.labels,
             shape,
@@ -301,6 +300,11 @@ def _wrong_alike(row: Row, error: float, bound_for: Callable[[float], Bound], re
         return row
     what = f"both sides are wrong alike: {bound.derivation}"
     return replace(row, measured=error, bound=bound.value, derivation=what, verdict="FAIL")
+
+
+def label_of(kind: str, name: str) -> str:
+    """What the row of a tensor is called."""
+    return name if kind in ("output", "operation") else f"{kind} {name}"
 
 
 def group_of(kind: str, name: str) -> str:

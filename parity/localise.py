@@ -21,7 +21,7 @@ from .findings import BORN, INHERITED, UNKNOWN, Finding, Unmatched
 from .layouts import Layout, layouts
 from .pairing import PointPair, moderate, pair_points, site
 from .result import Row
-from .runs import Arrays, Run, is_float, running
+from .runs import Arrays, is_float, running
 from .sides import Runner, Sides
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
@@ -55,8 +55,8 @@ def localise(sides: Sides, weights: Arrays, batch: Arrays, points: Mapping[str, 
     """
     seen, notes = [], []
     for runner in (sides.reference, sides.candidate):
-        run, capture = _captured(sides, runner, weights, batch)
-        notes += _moved(sides, runner, run, weights, batch)
+        outputs, capture = _captured(sides, runner, weights, batch)
+        notes += _moved(sides, runner, outputs, weights, batch)
         seen.append(capture)
     _, coarse = sides.reference.capture(weights, batch, "float32")
     pairing = pair_points(seen[0], seen[1], points)
@@ -88,16 +88,16 @@ def real_gradient(point: Point) -> np.ndarray | None:
     return point.gradient if point.gradient is not None and is_float(point.gradient) else None
 
 
-def _captured(sides: Sides, runner: Runner, weights: Arrays, batch: Arrays, **given: Arrays) -> tuple[Run, Capture]:
+def _captured(sides: Sides, runner: Runner, weights: Arrays, batch: Arrays, **given: Arrays) -> tuple[Arrays, Capture]:
     with running(runner.label, "float64, its points captured,"):
         return runner.capture(weights, batch, "float64", lifted=sides.lifted, **given)
 
 
-def _moved(sides: Sides, runner: Runner, seen: Run, weights: Arrays, batch: Arrays) -> list[str]:
+def _moved(sides: Sides, runner: Runner, seen: Arrays, weights: Arrays, batch: Arrays) -> list[str]:
     """A line for each output that capturing changed."""
     bare = runner.run(weights, batch, "float64", lifted=sides.lifted).outputs
     lines = []
-    for name, value in seen.outputs.items():
+    for name, value in seen.items():
         gap = relative([value], [bare[name]]) if is_float(value) else float((value != bare[name]).any())
         if gap > MOVED:
             lines.append(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from .pair import Pair
 from .result import Row
 from .runs import Arrays, named_arrays
 from .sides import Linked, Sides, rounded
-from .trees import Form, to_array
+from .trees import Form
 from .weights.weight_map import WeightMap
 
 #: The line of the report for parameters that only one side has.
@@ -46,15 +45,15 @@ def unpaired_rows(prepared: Prepared) -> list[Row]:
     Numbers that one side holds once and the other several times are tied weights on one side only, which fails.
     """
     sides = prepared.sides.reference, prepared.sides.candidate
-    arrays = [
-        {name: np.asarray((runner.own or {})[name]) for name in names}
+    held = [
+        {name: known_numbers(runner.own[name]) for name in names}
         for runner, names in zip(sides, prepared.unpaired, strict=True)
     ]
-    counts = [Counter(known_numbers(array) for array in each.values()) for each in arrays]
+    counts = [Counter(each.values()) for each in held]
     rows = []
-    for runner, held in zip(sides, arrays, strict=True):
-        for name, array in held.items():
-            key = known_numbers(array)
+    for runner, keys in zip(sides, held, strict=True):
+        for name, key in keys.items():
+            array = runner.own[name]
             times = [count[key] for count in counts]
             if key is not None and all(times):
                 verdict = "FAIL"
@@ -86,10 +85,6 @@ def prepare(pair: Pair, options: Options) -> Prepared:
     Raises:
         ParityUsageError: its inputs, weights or sides cannot be run.
     """
-    if isinstance(pair.weights, Mapping):
-        pair = replace(pair, weights=named_arrays("weights", pair.weights))
-    if isinstance(pair.weights, Mapping):
-        pair = replace(pair, weights=named_arrays("weights", pair.weights))
     if isinstance(pair.weights, Mapping):
         pair = replace(pair, weights=named_arrays("weights", pair.weights))
     form, batches = drawn(pair, options)
@@ -137,13 +132,13 @@ def drawn(pair: Pair, options: Options) -> tuple[Form, list[Arrays]]:
 
 
 def _mapped(prepared: Prepared, weight_map: WeightMap) -> Prepared:
-    reference, candidate = _own(prepared.sides)
+    reference, candidate = prepared.sides.own
     return _linked(prepared, Mapped.of(weight_map, reference, candidate), reference)
 
 
 def _loaded(prepared: Prepared) -> Prepared:
     """Pairs the parameters by their values; what values leave open is told apart by the first batch's gradients."""
-    reference, candidate = _own(prepared.sides)
+    reference, candidate = prepared.sides.own
     matched = match_values(reference, candidate)
     if matched.open:
         matched = _settled(prepared, matched, reference)
@@ -166,12 +161,3 @@ def _linked(prepared: Prepared, link: Link, reference: Arrays) -> Prepared:
         unpaired = frozenset(link.apart[0]) if isinstance(link, Blocks) else frozenset()
         sides = Sides(sides.reference, Linked(sides.candidate, link), unpaired=unpaired)
     return replace(prepared, sides=sides, weights=rounded(reference, "float32"))
-
-
-def _own(sides: Sides) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Both sides' own parameters as arrays."""
-    held: list[dict[str, np.ndarray]] = []
-    for runner in (sides.reference, sides.candidate):
-        own: Any = runner.own or {}
-        held.append({name: to_array(value) for name, value in own.items()})
-    return held[0], held[1]

@@ -166,6 +166,18 @@ def named_arrays(what: str, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return arrays
 
 
+def check_names(label: str, weights: Mapping[str, Any], held: Mapping[str, Any]) -> None:
+    """The weights that a pair gives are those that the side has.
+
+    Raises:
+        ParityUsageError: one of them is missing, or the side has no parameter of its name.
+    """
+    if weights.keys() != held.keys():
+        missing, surplus = sorted(held.keys() - weights.keys()), sorted(weights.keys() - held.keys())
+        found = f"missing: {', '.join(missing) or 'none'}, surplus: {', '.join(surplus) or 'none'}"
+        raise ParityUsageError(f"weights: the parameters of {label}, got {found}; give each by its name")
+
+
 @contextmanager
 def running(label: str, precision: str) -> Iterator[None]:
     """Whatever a side raises is the caller's to mend, and is told with the side's name.

@@ -26,14 +26,14 @@ EMPTY = Form(())
 class Runner(Protocol):
     """One side of a pair, ready to run at any precision. `parity/backends/*/run.py` implement it.
 
-    `optimizes` says whether it has an optimizer. `own` are the parameters that it holds itself, None where the pair
+    `optimizes` says whether it has an optimizer. `own` are the parameters that it holds itself, none where the pair
     gives them; `state` is what a run may change; `aliases` are the pair's names of outputs that the side calls
     otherwise.
     """
 
     label: str
     optimizes: bool
-    own: Arrays | None
+    own: Arrays
     state: Arrays
     aliases: Mapping[str, str]
 
@@ -65,7 +65,7 @@ class Runner(Protocol):
         feed: Arrays | None = None,
         back: Arrays | None = None,
         lifted: bool = False,
-    ) -> tuple[Run, Capture]:
+    ) -> tuple[Arrays, Capture]:
         """A run of one batch whose points are seen; it goes on with the values that are fed in at points by name.
 
         A fed point ends the backward pass of what follows it; with a gradient in `back` another one starts there.
@@ -139,7 +139,7 @@ class Linked:
         feed: Arrays | None = None,
         back: Arrays | None = None,
         lifted: bool = False,
-    ) -> tuple[Run, Capture]:
+    ) -> tuple[Arrays, Capture]:
         """A run of one batch whose points are seen, under the side's own names."""
         return self.runner.capture(self.link.forward(weights), batch, precision, feed=feed, back=back, lifted=lifted)
 
@@ -200,6 +200,11 @@ class Sides:
     def labels(self) -> tuple[str, str]:
         """What the report calls the sides."""
         return self.reference.label, self.candidate.label
+
+    @property
+    def own(self) -> tuple[Arrays, Arrays]:
+        """The parameters that each side holds itself."""
+        return self.reference.own, self.candidate.own
 
     def rename(self, aliases: Mapping[str, str]) -> None:
         """Gives outputs of the candidate the names that the reference has for them."""

@@ -65,7 +65,7 @@ def check(
             reason = f"the outputs agree, but {difference}"
         born = [finding.name for finding in inside.findings if finding.birth == BORN]
         reason += f"; it begins at {' and at '.join(born[:MOST_BORN])}" if born else ""
-        if not any(finding.what == "value" for finding in inside.findings) and failed_in_gradients_alone(rows):
+        if not any(finding.what == "value" for finding in inside.findings) and _failed_in_gradients_alone(rows):
             found = stages.derivatives()
             rows, reason = [*rows, *found], reason + suspects(found)
     if verdict == "PASS":
@@ -188,7 +188,7 @@ def _with_unpaired(verdict: str, reason: str, unpaired: Sequence[str]) -> tuple[
     return verdict, f"{reason}; {what}"
 
 
-def failed_in_gradients_alone(rows: Sequence[Row]) -> bool:
+def _failed_in_gradients_alone(rows: Sequence[Row]) -> bool:
     """Whether all that fails is a gradient."""
     failed = [row.name for row in rows if row.verdict == "FAIL"]
     return bool(failed) and all(name.startswith("gradient") for name in failed)

@@ -56,6 +56,10 @@ def last_hidden(module: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
     return module(input_ids=ids, attention_mask=mask).last_hidden_state * mask[..., None]
 
 
+def flax_last_hidden(module: Any, ids: Any, mask: Any) -> Any:
+    return module(ids, mask, positions(ids)).last_hidden_state * mask[..., None]
+
+
 def gpt2(**changes: Any) -> Pair:
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY, n_embd=24, n_layer=2, n_head=4, n_positions=32, attn_implementation="eager", **changes
@@ -66,7 +70,7 @@ def gpt2(**changes: Any) -> Pair:
         transformers.GPT2Model,
         transformers.FlaxGPT2Model,
         torch=last_hidden,
-        flax=lambda module, ids, mask: module(ids, mask, positions(ids)).last_hidden_state * mask[..., None],
+        flax=flax_last_hidden,
     )
 
 
@@ -94,7 +98,7 @@ def llama(**changes: Any) -> Pair:
         transformers.LlamaModel,
         transformers.FlaxLlamaModel,
         torch=last_hidden,
-        flax=lambda module, ids, mask: module(ids, mask, positions(ids)).last_hidden_state * mask[..., None],
+        flax=flax_last_hidden,
     )
     port = given.candidate.module
     other = transformers.LlamaConfig(**{**config.to_dict(), **changes})

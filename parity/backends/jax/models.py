@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import ParityUsageError
 from ...pair import Equinox, Jax, Linen
 from ...recognition import is_module, recognised
-from ...runs import Arrays, named_arrays
+from ...runs import Arrays, check_names, named_arrays
 from ...trees import ALONE, Form
 from .dtypes import linen_at, nnx_at, parameters_in
 
@@ -160,11 +159,9 @@ class Model:
         self.side = self._side("float32")
         program = self.at("float32")
         held = program.parameters.floats
-        if weights is not None and held and weights.keys() != held.keys():
-            missing, surplus = sorted(held.keys() - weights.keys()), sorted(weights.keys() - held.keys())
-            found = f"missing: {', '.join(missing) or 'none'}, surplus: {', '.join(surplus) or 'none'}"
-            raise ParityUsageError(f"weights: the parameters of {self.side.label}, got {found}; give each by its name")
-        self.own = named_arrays(self.side.label, held) if weights is None else None
+        if weights is not None and held:
+            check_names(self.side.label, weights, held)
+        self.own = named_arrays(self.side.label, held) if weights is None else {}
         self.state = named_arrays(self.side.label, program.state.floats)
 
     def at(self, precision: str) -> Program:

@@ -34,7 +34,7 @@ class JaxRunner:
         self.model = Model(role, getattr(pair, role), weights)
         self.side = self.model.side
         self.label = self.side.label
-        self.own: Arrays | None = self.model.own
+        self.own: Arrays = self.model.own
         self.state: Arrays = self.model.state
         self.optimizes = self.side.optimizer is not None
         self.loss = loss_of(role, pair)
@@ -52,8 +52,7 @@ class JaxRunner:
         """Outputs and gradients of one batch."""
         with self.mode(precision):
             arguments = self._arguments(weights, batch, precision)
-            outputs, gradients, of_inputs, state = self._program(*arguments, precision, lifted)(*arguments)
-            return Run(_to_numpy(outputs) | self._changed(state, precision), _to_numpy(gradients), _to_numpy(of_inputs))
+            return self._run(self._program(*arguments, precision, lifted)(*arguments), precision)
 
     def steps(
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
@@ -82,8 +81,7 @@ class JaxRunner:
         """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
         with self.mode("float64"), lifting.nudging(seed):
             arguments = self._arguments(weights, batch, "float64")
-            outputs, gradients, of_inputs, state = jax.jit(lifting.lift(self._differentiated("float64")))(*arguments)
-            return Run(_to_numpy(outputs) | self._changed(state, "float64"), _to_numpy(gradients), _to_numpy(of_inputs))
+            return self._run(jax.jit(lifting.lift(self._differentiated("float64")))(*arguments), "float64")
 
     def capture(
         self,
@@ -94,8 +92,8 @@ class JaxRunner:
         feed: Arrays | None = None,
         back: Arrays | None = None,
         lifted: bool = False,
-    ) -> tuple[Run, Capture]:
-        """A run whose points are seen; it goes on with the values that are fed in, and starts back with `back`."""
+    ) -> tuple[Arrays, Capture]:
+        """A run's outputs and points; it goes on with the values that are fed in, and starts back with `back`."""
         with self.mode(precision):
             parameters, state, inputs = self._arguments(weights, batch, precision)
             scalar = self._scalar(precision)
@@ -106,7 +104,7 @@ class JaxRunner:
 
             program = lifting.lift(run) if lifted else run
             (_, outputs), seen = captured(program, (parameters, state, inputs), feed, back=back)
-            return Run(_to_numpy(outputs), {}), seen
+            return _to_numpy(outputs), seen
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where the float64 program drops to a lower precision, in data order."""
@@ -181,6 +179,11 @@ class JaxRunner:
         for name, drawn in self.model.at(precision).counters.items():
             state[name] = jnp.asarray(drawn + np.asarray(self._runs, drawn.dtype))
         return _cast(weights, precision), state, _cast(batch, precision)
+
+    def _run(self, found: tuple[Any, Any, Any, Any], precision: str) -> Run:
+        """What a differentiated program gave, in NumPy."""
+        outputs, gradients, of_inputs, state = found
+        return Run(_to_numpy(outputs) | self._changed(state, precision), _to_numpy(gradients), _to_numpy(of_inputs))
 
     def _changed(self, state: Mapping[str, jax.Array], precision: str) -> dict[str, np.ndarray]:
         """The state that a run left other than it found it, under the pair's names."""

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import ParityUsageError
 from ...pair import Torch
 from ...recognition import recognised
-from ...runs import Arrays, is_float
+from ...runs import Arrays, check_names, is_float
 from ...trees import Form, is_array, leaves, rebuilt, to_array
 from .islands import state_of
 from .versions import DTYPES, from_numpy
@@ -59,11 +58,9 @@ class Model:
         self.side = self._side("float32")
         original = self._module(self.side)
         named = dict(original.named_parameters())
-        if weights is not None and weights.keys() != named.keys():
-            missing, surplus = sorted(named.keys() - weights.keys()), sorted(weights.keys() - named.keys())
-            found = f"missing: {', '.join(missing) or 'none'}, surplus: {', '.join(surplus) or 'none'}"
-            raise ParityUsageError(f"weights: the parameters of {self.side.label}, got {found}; give each by its name")
-        self.own = None if weights is not None else {name: to_array(value) for name, value in named.items()}
+        if weights is not None:
+            check_names(self.side.label, weights, named)
+        self.own = {} if weights is not None else {name: to_array(value) for name, value in named.items()}
         self.state = {name: to_array(value) for name, value in state_of(original)}
         self._skeletons: dict[str, tuple[nn.Module, dict[str, list[Place]]]] = {}
         self._filled = ""

@@ -29,7 +29,7 @@ class TorchRunner:
         self.model = Model(role, getattr(pair, role), weights, form)
         self.side = self.model.side
         self.label = self.side.label
-        self.own: Arrays | None = self.model.own
+        self.own: Arrays = self.model.own
         self.state: Arrays = self.model.state
         self.optimizes = self.side.optimizer is not None
         self.loss = loss_of(role, pair)
@@ -112,14 +112,13 @@ class TorchRunner:
         feed: Arrays | None = None,
         back: Arrays | None = None,
         lifted: bool = False,
-    ) -> tuple[Run, Capture]:
-        """A run whose points are seen; it goes on with the values that are fed in, and starts back with `back`."""
+    ) -> tuple[Arrays, Capture]:
+        """A run's outputs and points; it goes on with the values that are fed in, and starts back with `back`."""
         with self.mode():
             module = self._module(weights, precision)
             with capturing(module, feed=feed, back=back) as recording:
                 outputs = self._backward(module, self._differentiable(batch, precision)[0], lifted, recording)
-            gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
-            return Run(_to_numpy(outputs), _to_numpy(gradients)), recording.capture()
+            return _to_numpy(outputs), recording.capture()
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where a float64 run drops to a lower precision, in data order."""
