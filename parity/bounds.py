@@ -26,6 +26,8 @@ LESS_ACCURATE = 2
 OWN_SLACK = 32
 #: How often a rule may be wrong about two equally accurate sides.
 FALSE_ALARMS = 1e-6
+#: Slack over the largest gap of the reference's own twins in training: a convention; clean runs needed at most a third.
+ENVELOPE_SLACK = 4
 #: Slack over the root-mean-square growth of rounding errors along the longest path: a convention.
 PATH_SLACK = 8
 
@@ -160,3 +162,17 @@ def own_bound(rounded: float, errors: int, floor: Bound, response: float) -> Bou
         f"{slack:.3g} ({why}) x (one rounding + {response:.2g}, which one unit in the last place of weights and inputs "
         "does to the exact result)",
     )
+
+
+def envelope_bound(envelope: float, size: float) -> Bound:
+    """For the gap between two training runs in float32, at one step.
+
+    Args:
+        envelope: the largest gap so far between the reference and its twins, trained from weights one unit in the last
+            place away. A running maximum: the gap of two twins crosses zero.
+        size: of the reference's own value there. A few of its roundings are never too much, for an optimizer may hide
+            the first ones: Adam's first step is the sign of the gradient.
+    """
+    value = ENVELOPE_SLACK * envelope + PATH_SLACK * FORMATS["float32"].unit_roundoff * size
+    why = f"{ENVELOPE_SLACK} (convention) x {envelope:.2g}, the widest gap of the reference's twins so far"
+    return Bound(value, f"{why}, + {PATH_SLACK} (convention) x 2^-24 of {size:.4g}")

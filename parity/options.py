@@ -16,7 +16,8 @@ class Options:
 
     `batches` are pooled; `steps` are the optimizer's; `grads` False compares outputs only, and takes no steps; `points`
     compares what can be seen inside even where the outputs agree, since two errors may cancel; `thorough` asks the
-    float64 question on other inputs and parameters too; no stage is begun after `budget` seconds, the most telling
+    float64 question on other inputs and parameters too; `curve` trains each side on its own for so many steps in float32,
+    whatever the verdict before; no stage is begun after `budget` seconds, the most telling
     ones coming first.
 
     Raises:
@@ -32,6 +33,7 @@ class Options:
     device: str = "cpu"
     flops: bool = True
     thorough: bool = False
+    curve: int = 0
     budget: int | None = None
 
     def __post_init__(self) -> None:
@@ -43,6 +45,8 @@ class Options:
             raise ParityUsageError(f"device: one of {', '.join(DEVICES)}, got {self.device!r}; choose one of them")
         if self.steps and not self.grads:
             object.__setattr__(self, "steps", 0)
-        for name, least in (("batches", 1), ("steps", 0), ("seed", 0), ("budget", 1)):
+        if self.curve and not self.grads:
+            raise ParityUsageError(f"curve: steps on gradients, got {self.curve} with grads False; leave one of them out")
+        for name, least in (("batches", 1), ("steps", 0), ("curve", 0), ("seed", 0), ("budget", 1)):
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ParityUsageError(f"{name}: at least {least}, got {getattr(self, name)}; choose a larger one")

@@ -26,6 +26,7 @@ class Jax:
         label: what the report calls it.
         optimizer: an optax transformation, or a function that returns one.
         call: for a module, `call(module, *inputs)` instead of `module(*inputs)`.
+        jit: compiled by XLA as a whole; False: operation by operation, but for what is jitted inside it.
     """
 
     function: Any
@@ -33,6 +34,7 @@ class Jax:
     label: str = "jax"
     optimizer: Any = None
     call: Callable[..., Any] | None = None
+    jit: bool = True
     framework: str = field(default="jax", init=False)
 
 
@@ -45,6 +47,7 @@ class Linen:
     label: str = "linen"
     optimizer: Any = None
     call: Callable[..., Any] | None = None
+    jit: bool = True
     framework: str = field(default="jax", init=False)
 
 
@@ -56,6 +59,7 @@ class Equinox:
     label: str = "equinox"
     optimizer: Any = None
     call: Callable[..., Any] | None = None
+    jit: bool = True
     framework: str = field(default="jax", init=False)
 
 

@@ -114,7 +114,7 @@ def drawn(pair: Pair, options: Options) -> tuple[Form, list[Arrays]]:
     generator = np.random.Generator(np.random.PCG64(options.seed))
     given = pair.inputs
     # one fixed batch again and again: its errors would count as many, so that it is pooled once
-    count = max(options.batches if callable(given) else 1, options.steps)
+    count = max(options.batches if callable(given) else 1, options.steps, options.curve)
     batches = [given(generator) if callable(given) else given for _ in range(count)]
     for batch in batches:
         if not isinstance(batch, tuple | list | Mapping):

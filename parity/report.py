@@ -45,6 +45,10 @@ OPERATIONS = (
     "Each operation alone, on operands that are exact in this format: error in units of rounding the exact result "
     "once, 1.00 being the least. Sees 16-bit statistics or sums; cannot see how operations are wired together."
 )
+CURVES = (
+    "The same training? Each side on its own, its gap to the reference against that of the reference's own twins, which "
+    "start one unit in the last place away. Cannot see what an optimizer hides (a gradient that is a multiple)."
+)
 ISLAND = (
     "The rows that float32 inside a float64 run moves beyond their bound. The next table has it widened to float64."
 )
@@ -66,6 +70,8 @@ METHODS = {
     "xla_lowered": "XLA cost_analysis",
 }
 
+#: Tables of their own, by the first word of their rows.
+PARTS = {"operation": "operations", "training": "curves"}
 #: Lines on what was not seen inside a model.
 MOST_UNSEEN = 4
 WIDTH_FOR_NAMES = 110
@@ -139,11 +145,14 @@ def _sections(rows: Iterable[Row]) -> Iterator[tuple[str, str, list[Row]]]:
     """Title, question and rows of each stage; what is measured in another unit or with float32 inside stands apart."""
     sections: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        part = "operations" if _is_operation(row) else "island" if row.verdict == "ISLAND" else "model"
+        word = row.name.partition(" ")[0]
+        part = "island" if row.verdict == "ISLAND" else PARTS.get(word, "model")
         sections.setdefault((row.stage, part), []).append(row)
     for (stage, part), found in sections.items():
         if part == "operations":
             yield f"{stage}, operation by operation", OPERATIONS, found
+        elif part == "curves":
+            yield f"{stage}, training curves", CURVES, found
         elif part == "island":
             yield f"{stage}, as it stands", ISLAND, found
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,11 +24,12 @@ INPUT = "input "
 
 @dataclass(frozen=True)
 class Run:
-    """Outputs by name, and the gradient of the loss in every parameter and in every float input (`inputs`)."""
+    """Outputs by name, the loss, and its gradient in every parameter and in every float input (`inputs`)."""
 
     outputs: Arrays
     gradients: Arrays
     inputs: Arrays = field(default_factory=dict)
+    loss: float = math.nan
 
     @property
     def derivatives(self) -> dict[str, np.ndarray]:

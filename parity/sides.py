@@ -118,7 +118,7 @@ class Linked:
         """One optimizer step per given gradient; synthetic parameters have no names of the model's, and stay."""
         if not self.link.forward(points[0]):
             return self.runner.follow(points, gradients, precision, lifted=lifted)
-        moved = Forward(points, self.link), [self.link.forward(gradient) for gradient in gradients]
+        moved = Forward(points, self.link), Forward(gradients, self.link)
         return self._back(self.runner.follow(*moved, precision, lifted=lifted))
 
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from .bounds import Bound, optimizer_floor, path_floor
 from .compare import errors_by_name, keep_largest, relative
+from .curves import curve_rows
 from .derivative import derivative_rows
 from .errors import ParityUsageError
 from .formats import FORMATS
@@ -70,6 +71,8 @@ class Stages:
         optimizers = [runner.optimizes for runner in (self.sides.reference, self.sides.candidate)]
         if self.options.steps and optimizers.count(False) == 1:
             raise ParityUsageError("optimizer: on both sides or on neither, got one; give the other or use steps 0")
+        if self.options.curve and not all(optimizers):
+            raise ParityUsageError("curve: an optimizer on both sides, got none on one; give it or leave the curve out")
         self.optimizes = all(optimizers) and self.options.steps > 0 and bool(prepared.weights)
 
     @property
@@ -130,6 +133,14 @@ class Stages:
         self.progress("float64: a finite difference")
         pair = self.prepared.pair
         return derivative_rows(self.sides, self.weights, self.pooled[0], pair.loss, self.options.seed)
+
+    def curves(self) -> list[Row]:
+        """Each side's own training against the reference's twins."""
+        if self.sides.unpaired:
+            self.notes += ("training curves: left out, for one side has weights that the other has not",)
+            return []
+        batches = self.prepared.batches[: self.options.curve]
+        return curve_rows(self.sides, self.weights, batches, self.options.seed, self.progress)
 
     def outputs_and_gradients(self) -> list[Row]:
         """Outputs, loss and gradients of the pooled batches in float64."""

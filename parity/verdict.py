@@ -76,6 +76,10 @@ def check(
         found = [*stages.derivatives(), *thorough_rows(stages)]
         rows += found
         verdict, rung, reason = _judge_variants(found, rung)
+    if options.curve and not any(map(_misfit, rows)) and stages.in_time("training curves"):
+        found = stages.curves()
+        rows += found
+        verdict, rung, reason = _judge_curves(found, (verdict, rung, reason))
     if options.grads and (unpaired := [name for names in prepared.unpaired for name in names]):
         verdict, reason = _with_unpaired(verdict, reason, unpaired)
     work = Work()
@@ -162,6 +166,18 @@ def _judge_variants(rows: Sequence[Row], rung: str | None) -> Verdict:
         return "PASS", rung, ""
     what = f"{failed.name} differs in float64: {failed.measured:.2g}, bound {failed.bound:.2g}"
     return "FAIL", "different", f"the same on the pair's own inputs, but {what}: {failed.derivation}"
+
+
+def _judge_curves(rows: Sequence[Row], before: Verdict) -> Verdict:
+    """A training that leaves its envelope fails what has passed; to what has failed it adds the step."""
+    verdict, rung, reason = before
+    failed = _first(rows, "FAIL")
+    if failed is None:
+        return before
+    what = f"{failed.name} {failed.derivation.partition(':')[0]}"
+    if verdict == "FAIL":
+        return verdict, rung, f"{reason}; {what}"
+    return "FAIL", rung, f"the functions agree, but {what}"
 
 
 def _judge_all(rows: Sequence[Row], rung: str | None, stages: Stages) -> Verdict:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import click
 import numpy as np
 from random_configs import COUNT, random_check, random_configs
+from scipy.stats import beta
 
 Figure = tuple[str, str, str, float, str]  # stage, kind, tensor, measured / bound, verdict
 
@@ -24,13 +25,13 @@ def kind_of(name: str) -> str:
     return (found[1] or found[2]) if found else "output"
 
 
-def figures(job: tuple[int, int]) -> tuple[int, str, list[Figure]]:
+def figures(job: tuple[int, int]) -> tuple[tuple[int, int], str, list[Figure]]:
     """One random pair, by the seed of its hundred and its place: what went wrong ("" for nothing), and every row."""
     seed, index = job
     result = random_check(random_configs(seed)[index], index)
     alarm = "" if (result.verdict, result.rung) == ("PASS", "same-function") else result.reason
     return (
-        index,
+        job,
         alarm,
         [
             (row.stage, kind_of(row.name), row.name, row.measured / row.bound, row.verdict)
@@ -53,17 +54,23 @@ def table(found: list[Figure]) -> Iterator[str]:
 
 
 @click.command()
-@click.option("--seed", default=0, show_default=True, help="Of the configs; tests/test_random_configs.py has seed 0.")
-@click.option("--count", default=COUNT, show_default=True, help="How many of the hundred.")
-def main(seed: int, count: int) -> None:
-    """Check random pairs and print the table."""
+@click.option("--seed", "seeds", multiple=True, type=int, default=(0, 1, 2), show_default=True, help="Of a hundred.")
+@click.option("--first", default=0, show_default=True, help="Of each hundred, the first config.")
+@click.option("--count", default=COUNT, show_default=True, help="How many of each hundred.")
+@click.option("--processes", default=2, show_default=True)
+def main(seeds: tuple[int, ...], first: int, count: int, processes: int) -> None:
+    """Check random pairs, print the table and what share of alarms it leaves possible."""
     found: list[Figure] = []
+    alarms = 0
+    jobs = [(seed, index) for seed in seeds for index in range(first, min(COUNT, first + count))]
     # not concurrent.futures: in Python 3.11 its pool hangs when it replaces a worker that has done its share
-    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=10) as pool:
-        for index, alarm, rows in pool.imap_unordered(figures, [(seed, index) for index in range(count)]):
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=10) as pool:
+        for (seed, index), alarm, rows in pool.imap_unordered(figures, jobs):
             found += rows
+            alarms += bool(alarm)
             click.echo(f"config {index} of seed {seed}: {alarm or 'passes'}", err=True)
     click.echo("\n".join(table(found)))
+    click.echo(f"{alarms} of {len(jobs)} alarm: at 95% fewer than {beta.ppf(0.95, alarms + 1, len(jobs) - alarms):.2%}")
 
 
 if __name__ == "__main__":

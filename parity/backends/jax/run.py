@@ -1,4 +1,4 @@
-"""Running a JAX side: compiled once per precision, x64 on for float64 and off for everything else."""
+"""Running a JAX side: compiled once per precision, or eagerly; x64 on for float64 and off for everything else."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class JaxRunner:
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
         """One operation on its own; a function object of its own keeps the trace caches of two precisions apart."""
         with self.mode(precision):
-            compiled = jax.jit(partial(function))
-            return [np.asarray(compiled(*_cast(operands, precision).values())) for operands in draws]
+            program = jax.jit(partial(function)) if self.side.jit else function
+            return [np.asarray(program(*_cast(operands, precision).values())) for operands in draws]
 
     def nudge(self, weights: Arrays, batch: Arrays, seed: int) -> Run:
         """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
@@ -156,19 +156,19 @@ class JaxRunner:
         return scalar
 
     def _differentiated(self, precision: str, inputs_too: bool = True) -> Callable[..., Any]:
-        """(parameters, state, inputs) -> (outputs, gradients, gradients of float inputs, state).
+        """(parameters, state, inputs) -> (outputs, gradients, gradients of float inputs, state, loss).
 
         A fresh function: no two precisions may share a trace.
         """
         scalar = self._scalar(precision)
 
-        def all_of_it(parameters: Any, state: Any, inputs: Any) -> tuple[Any, Any, Any, Any]:
+        def all_of_it(parameters: Any, state: Any, inputs: Any) -> tuple[Any, Any, Any, Any, Any]:
             floats = {name: value for name, value in inputs.items() if jnp.issubdtype(value.dtype, jnp.floating)}
             others = {name: value for name, value in inputs.items() if name not in floats}
             by = (0, 1) if inputs_too else (0,)
             differentiated = jax.value_and_grad(scalar, by, has_aux=True)
-            (_, (outputs, changed)), (gradients, *rest) = differentiated(parameters, floats, state, others)
-            return outputs, gradients, rest[0] if rest else {}, changed
+            (loss, (outputs, changed)), (gradients, *rest) = differentiated(parameters, floats, state, others)
+            return outputs, gradients, rest[0] if rest else {}, changed, loss
 
         return all_of_it
 
@@ -180,10 +180,11 @@ class JaxRunner:
             state[name] = jnp.asarray(drawn + np.asarray(self._runs, drawn.dtype))
         return _cast(weights, precision), state, _cast(batch, precision)
 
-    def _run(self, found: tuple[Any, Any, Any, Any], precision: str) -> Run:
+    def _run(self, found: tuple[Any, Any, Any, Any, Any], precision: str) -> Run:
         """What a differentiated program gave, in NumPy."""
-        outputs, gradients, of_inputs, state = found
-        return Run(_to_numpy(outputs) | self._changed(state, precision), _to_numpy(gradients), _to_numpy(of_inputs))
+        outputs, gradients, of_inputs, state, loss = found
+        named = _to_numpy(outputs) | self._changed(state, precision)
+        return Run(named, _to_numpy(gradients), _to_numpy(of_inputs), float(loss))
 
     def _changed(self, state: Mapping[str, jax.Array], precision: str) -> dict[str, np.ndarray]:
         """The state that a run left other than it found it, under the pair's names."""
@@ -200,8 +201,10 @@ class JaxRunner:
             function = self._differentiated(precision)
             if lifted:
                 function = lifting.lift(function)
-            options = compiler_options((parameters, inputs))
-            self._programs[key] = jax.jit(function).lower(parameters, state, inputs).compile(options)
+            if self.side.jit:
+                options = compiler_options((parameters, inputs))
+                function = jax.jit(function).lower(parameters, state, inputs).compile(options)
+            self._programs[key] = function
         return self._programs[key]
 
     def _steps(
@@ -211,23 +214,23 @@ class JaxRunner:
         for index, item in enumerate(items):
             with self.mode(precision):  # left while the caller looks at the step: the mode is the whole thread's
                 parameters = _cast(points[index], precision)
-                init, update = self._compiled_optimizer(parameters, precision, lifted)
+                init, update = self._prepared_optimizer(parameters, precision, lifted)
                 state = init(parameters) if state is None else state
                 parameters, state = update(gradient(parameters, item), state, parameters)
             moments = {name: _to_numpy(_moment(state, names)) for name, names in MOMENTS.items()}
             yield Step(_to_numpy(parameters), **moments)
             del parameters, moments
 
-    def _compiled_optimizer(self, parameters: Mapping[str, jax.Array], precision: str, lifted: bool) -> tuple[Any, Any]:
+    def _prepared_optimizer(self, parameters: Mapping[str, jax.Array], precision: str, lifted: bool) -> tuple[Any, Any]:
         key = (precision, lifted, *_shapes(parameters))
         if key not in self._programs:
             init, update = (lifting.lift(part) if lifted else part for part in self._optimizer())
-            # init too: run eagerly, it would compile a program of its own for every shape
-            state = jax.eval_shape(init, parameters)
-            self._programs[key] = tuple(
-                jax.jit(part).lower(*arguments).compile()
-                for part, arguments in ((init, (parameters,)), (update, (parameters, state, parameters)))
-            )
+            if self.side.jit:
+                # init too: run eagerly, it would compile a program of its own for every shape
+                state = jax.eval_shape(init, parameters)
+                init = jax.jit(init).lower(parameters).compile()
+                update = jax.jit(update).lower(parameters, state, parameters).compile()
+            self._programs[key] = init, update
         return self._programs[key]
 
     def _optimizer(self) -> tuple[Callable[..., Any], Callable[..., Any]]:

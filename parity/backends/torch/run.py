@@ -117,7 +117,7 @@ class TorchRunner:
         with self.mode():
             module = self._module(weights, precision)
             with capturing(module, feed=feed, back=back) as recording:
-                outputs = self._backward(module, self._differentiable(batch, precision)[0], lifted, recording)
+                outputs, _ = self._backward(module, self._differentiable(batch, precision)[0], lifted, recording)
             return _to_numpy(outputs), recording.capture()
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
@@ -163,11 +163,12 @@ class TorchRunner:
         floats: Mapping[str, torch.Tensor],
         lifted: bool,
     ) -> Run:
-        outputs = self._backward(module, inputs, lifted)
+        outputs, loss = self._backward(module, inputs, lifted)
         state = {f"state {name}": value for name, value in self.model.changed_state(module).items()}
         gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
         of_inputs = {name: _gradient(leaf) for name, leaf in floats.items()}
-        return Run(_to_numpy(outputs | self._renamed(state)), _to_numpy(gradients), _to_numpy(of_inputs))
+        named = _to_numpy(outputs | self._renamed(state))
+        return Run(named, _to_numpy(gradients), _to_numpy(of_inputs), float(loss.detach()))
 
     def _module(self, weights: Arrays, precision: str) -> torch.nn.Module:
         return self.model.at(self._cast(weights, precision), precision)
@@ -191,7 +192,8 @@ class TorchRunner:
         inputs: Mapping[str, torch.Tensor],
         lifted: bool,
         recording: Recording | None = None,
-    ) -> dict[str, torch.Tensor]:
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Outputs and loss of a run that leaves the gradients in the leaves."""
         with islands.lift() if lifted else nullcontext():
             returned = self.model.call(module, inputs)
             outputs = named_outputs(self.label, returned, self.loss, self.aliases)
@@ -200,7 +202,7 @@ class TorchRunner:
                 loss = loss + recording.started
             if loss.requires_grad:  # it may depend on no parameter: then every gradient is zero, as in JAX
                 loss.backward()
-        return outputs
+        return outputs, loss
 
     def _steps(
         self,
