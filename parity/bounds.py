@@ -26,7 +26,7 @@ LESS_ACCURATE = 2
 OWN_SLACK = 32
 #: How often a rule may be wrong about two equally accurate sides.
 FALSE_ALARMS = 1e-6
-#: Slack over the largest gap of the reference's own twins in training: a convention; clean runs needed at most a third.
+#: Slack over the largest gap of each side's own twins in training: a convention; clean runs needed at most a quarter.
 ENVELOPE_SLACK = 4
 #: Slack over the root-mean-square growth of rounding errors along the longest path: a convention.
 PATH_SLACK = 8
@@ -168,11 +168,12 @@ def envelope_bound(envelope: float, size: float) -> Bound:
     """For the gap between two training runs in float32, at one step.
 
     Args:
-        envelope: the largest gap so far between the reference and its twins, trained from weights one unit in the last
-            place away. A running maximum: the gap of two twins crosses zero.
+        envelope: the largest gap so far between a side and its twins, trained from weights one unit in the last place
+            away or with an optimizer that computes in float64. A running maximum: the gap of two twins crosses zero. Of
+            either side: one may be the less accurate.
         size: of the reference's own value there. A few of its roundings are never too much, for an optimizer may hide
             the first ones: Adam's first step is the sign of the gradient.
     """
     value = ENVELOPE_SLACK * envelope + PATH_SLACK * FORMATS["float32"].unit_roundoff * size
-    why = f"{ENVELOPE_SLACK} (convention) x {envelope:.2g}, the widest gap of the reference's twins so far"
+    why = f"{ENVELOPE_SLACK} (convention) x {envelope:.2g}, the widest gap of a side's twins so far"
     return Bound(value, f"{why}, + {PATH_SLACK} (convention) x 2^-24 of {size:.4g}")

@@ -1,8 +1,9 @@
-"""Training curves: each side trains on its own, and the gap is held against that of twins of the reference.
+"""Training curves: each side trains on its own, and the gap is held against that of each side's twins.
 
-Training amplifies rounding, so that no bound on single steps holds for a whole run. How much it does is measured: the
-reference is trained again from weights that are one unit in the last place away, a few times over. A candidate that is
-the same training stays within a small multiple of the widest gap that these twins have had so far.
+Training amplifies rounding, so that no bound on single steps holds for a whole run. How much it does is measured: each
+side is trained again from weights that are one unit in the last place away, a few times over, and once with an
+optimizer that computes in float64 (a bias correction in float32, as optax has it, moves every step alike). Two that are
+the same training stay within a small multiple of the widest gap that either side's twins have had so far.
 """
 
 from __future__ import annotations
@@ -37,25 +38,34 @@ def curve_rows(
     """A row for each quantity: the gap where it is widest in terms of its bound, and the first step that leaves it."""
     start = rounded(weights, PRECISION)
     progress(f"{PRECISION}: training both sides for {len(batches)} steps")
-    base, other = (train(runner, start, batches) for runner in (sides.reference, sides.candidate))
-    twins = []
-    for index in range(TWINS):
-        progress(f"{PRECISION}: training twin {index + 1} of {TWINS}, one unit in the last place away")
-        twins.append(train(sides.reference, perturbed(start, PRECISION, [seed, index]), batches))
-    return [_row(sides.labels, name, base[name], other[name], [twin[name] for twin in twins]) for name in QUANTITIES]
+    runners = sides.reference, sides.candidate
+    base = [train(runner, start, batches) for runner in runners]
+    apart: dict[str, list[np.ndarray]] = {name: [] for name in QUANTITIES}
+    for index in range(TWINS + 1):
+        progress(f"{PRECISION}: training twins {index + 1} of {TWINS + 1}")
+        near = perturbed(start, PRECISION, [seed, index]) if index < TWINS else start
+        optimizer = PRECISION if index < TWINS else "float64"
+        for runner, own in zip(runners, base, strict=True):
+            twin = train(runner, near, batches, optimizer)
+            for name, gaps in apart.items():
+                gaps.append(_gap(twin[name], own[name]))
+    return [_row(sides.labels, name, base[0][name], base[1][name], gaps) for name, gaps in apart.items()]
 
 
-def train(runner: Runner, weights: Arrays, batches: Sequence[Arrays]) -> Curves:
-    """The quantities of one side before each step of its own training; its state is that of the start in every step."""
+def train(runner: Runner, weights: Arrays, batches: Sequence[Arrays], optimizer: str = PRECISION) -> Curves:
+    """The quantities of one side before each step of its own training; its state is that of the start in every step.
+
+    `optimizer` is the precision in which the optimizer computes.
+    """
     with running(f"{runner.label} in training", PRECISION):
         seen = []
         points, gradients = Latest(weights), Latest({})
-        steps = runner.follow(points, gradients, PRECISION)
+        steps = runner.follow(points, gradients, optimizer)
         for batch in batches:
             run = runner.run(points.arrays, batch, PRECISION)
             seen.append(_quantities(run, points.arrays))
             gradients.arrays = run.gradients
-            points.arrays = next(steps).parameters
+            points.arrays = rounded(next(steps).parameters, PRECISION)
     return {name: np.asarray([each[name] for each in seen]) for name in QUANTITIES}
 
 
@@ -85,12 +95,10 @@ def _norm(arrays: Arrays) -> float:
     return math.sqrt(sum(map(float, squares)))
 
 
-def _row(
-    labels: tuple[str, str], name: str, base: np.ndarray, other: np.ndarray, twins: Sequence[np.ndarray]
-) -> Row:
+def _row(labels: tuple[str, str], name: str, base: np.ndarray, other: np.ndarray, apart: Sequence[np.ndarray]) -> Row:
     """The verdict over all steps; what is not finite must be so on both sides, and is not compared."""
     gap = _gap(other, base)
-    envelope = np.maximum.accumulate(np.max([_gap(twin, base) for twin in twins], axis=0))
+    envelope = np.maximum.accumulate(np.max(apart, axis=0))
     size = np.abs(np.where(np.isfinite(base), base, 0.0))
     bounds = [envelope_bound(*each) for each in zip(envelope.tolist(), size.tolist(), strict=True)]
     limits = np.asarray([bound.value for bound in bounds])

@@ -16,9 +16,8 @@ class Options:
 
     `batches` are pooled; `steps` are the optimizer's; `grads` False compares outputs only, and takes no steps; `points`
     compares what can be seen inside even where the outputs agree, since two errors may cancel; `thorough` asks the
-    float64 question on other inputs and parameters too; `curve` trains each side on its own for so many steps in float32,
-    whatever the verdict before; no stage is begun after `budget` seconds, the most telling
-    ones coming first.
+    float64 question on other inputs and parameters too; `curve` trains each side on its own for so many steps in
+    float32, whatever the verdict before; no stage is begun after `budget` seconds, the most telling ones coming first.
 
     Raises:
         ParityUsageError: a value that no check can have.
@@ -46,7 +45,9 @@ class Options:
         if self.steps and not self.grads:
             object.__setattr__(self, "steps", 0)
         if self.curve and not self.grads:
-            raise ParityUsageError(f"curve: steps on gradients, got {self.curve} with grads False; leave one of them out")
+            raise ParityUsageError(
+                f"curve: steps on gradients, got {self.curve} with grads False; leave one of them out"
+            )
         for name, least in (("batches", 1), ("steps", 0), ("curve", 0), ("seed", 0), ("budget", 1)):
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ParityUsageError(f"{name}: at least {least}, got {getattr(self, name)}; choose a larger one")

@@ -46,7 +46,7 @@ OPERATIONS = (
     "once, 1.00 being the least. Sees 16-bit statistics or sums; cannot see how operations are wired together."
 )
 CURVES = (
-    "The same training? Each side on its own, its gap to the reference against that of the reference's own twins, which "
+    "The same training? Each side on its own, the gap between them against that of each side and its twins, which "
     "start one unit in the last place away. Cannot see what an optimizer hides (a gradient that is a multiple)."
 )
 ISLAND = (
