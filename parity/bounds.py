@@ -26,7 +26,7 @@ LESS_ACCURATE = 2
 OWN_SLACK = 32
 #: How often a rule may be wrong about two equally accurate sides.
 FALSE_ALARMS = 1e-6
-#: Slack over the largest gap of each side's own twins in training: a convention; clean runs needed at most a quarter.
+#: Slack over the largest gap of each side's own twins in training: a convention (CHANGELOG, "Numerics", has the need).
 ENVELOPE_SLACK = 4
 #: Slack over the root-mean-square growth of rounding errors along the longest path: a convention.
 PATH_SLACK = 8

@@ -53,6 +53,7 @@ def test_every_option_can_be_set(tmp_path):
         "device": "cuda",
         "flops": False,
         "thorough": True,
+        "curve": 0,
         "budget": 120,
     }
     assert given.keys() == {field.name for field in fields(Options)}
