@@ -135,7 +135,7 @@ class Stages:
         return derivative_rows(self.sides, self.weights, self.pooled[0], pair.loss, self.options.seed)
 
     def curves(self) -> list[Row]:
-        """Each side's own training against the reference's twins."""
+        """Each side's own training, the gap against that of each side and its twins."""
         if self.sides.unpaired:
             self.notes += ("training curves: left out, for one side has weights that the other has not",)
             return []
