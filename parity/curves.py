@@ -18,8 +18,9 @@ import numpy as np
 
 from .bounds import envelope_bound
 from .result import Row
+from .runners import Runner
 from .runs import Arrays, Run, is_float, running
-from .sides import Runner, Sides, perturbed, rounded
+from .sides import Sides, perturbed, rounded
 
 #: Runs from weights one unit in the last place away: two already bound clean runs, four are recommended.
 TWINS = 4

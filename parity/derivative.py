@@ -13,8 +13,9 @@ import numpy as np
 from .compare import rms
 from .formats import FORMATS
 from .result import Row
+from .runners import Runner
 from .runs import Arrays, Run, is_float, projection, running
-from .sides import Runner, Sides
+from .sides import Sides
 
 #: The step, in units of each parameter's size: u^(1/4), between the rounding of the loss and its curvature.
 STEP = 2.0**-13

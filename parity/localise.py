@@ -21,8 +21,9 @@ from .findings import BORN, INHERITED, UNKNOWN, Finding, Unmatched
 from .layouts import Layout, layouts
 from .pairing import PointPair, moderate, pair_points, site
 from .result import Row
+from .runners import Runner
 from .runs import Arrays, is_float, running
-from .sides import Runner, Sides
+from .sides import Sides
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
 

@@ -14,8 +14,9 @@ from .matching import Matched, known_numbers, match_names, match_values
 from .options import Options
 from .pair import Pair
 from .result import Row
+from .runners import Linked
 from .runs import Arrays, named_arrays
-from .sides import Linked, Sides, rounded
+from .sides import Sides, rounded
 from .trees import Form
 from .weights.weight_map import WeightMap
 

@@ -24,8 +24,9 @@ from .localise import Localised, localise
 from .options import Options
 from .preparation import Prepared
 from .result import Row
+from .runners import Linked, Runner
 from .runs import Arrays, Path, Run, Trained, is_float, is_state, running
-from .sides import Linked, Runner, Sides, perturbed, rounded
+from .sides import Sides, perturbed, rounded
 from .streams import SHAPES, STREAM_STEPS, gradient_streams, small, stream_path
 from .sums import longest_sum, summation_factor
 from .trees import ALONE

@@ -13,8 +13,9 @@ import numpy as np
 
 from .compare import rms
 from .formats import FORMATS
+from .runners import Runner
 from .runs import Arrays
-from .sides import Runner, Sides
+from .sides import Sides
 
 #: Rows and columns of the product that is tried: as many as make a matmul's kernel of it, and no more than that.
 ROWS, CHECKED = 64, 8
