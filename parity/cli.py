@@ -196,6 +196,7 @@ def main(ctx: click.Context) -> None:
     "--thorough", is_flag=True, default=None, help="Float64 on other inputs too: scaled, shifted, zero, tied, longer."
 )
 @click.option("--curve", type=Whole(0), help="Train each side on its own for so many steps, and compare.  [default: 0]")
+@click.option("--mutate", is_flag=True, default=None, help="Plant faults into the check, and count those it notices.")
 @click.option(
     "--budget", type=Duration(1), metavar="TIME", help="Begin no stage after 120s or 2m; what is left out is said."
 )

@@ -6,8 +6,9 @@ import difflib
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -26,7 +27,7 @@ DEFAULT_BATCH = 2
 DEFAULT_SEQ = 128
 #: Options that a Pair of the caller's own has no use for, and those that every check has.
 PRESET_OPTIONS = ("weights", "text", "batch", "seq", "kernel", "settings", "shrink")
-LATER_OPTIONS = ("thorough", "curve", "budget")
+LATER_OPTIONS = ("thorough", "curve", "mutate", "budget")
 COMMON_OPTIONS = ("batches", "steps", "seed", "device", *LATER_OPTIONS)
 #: More text than any check reads, so that a long file is not tokenized to its end.
 TOKENIZED_BYTES = 200_000
@@ -91,8 +92,9 @@ def build_target(
         sizes = {name: getattr(options, name) for name in ("steps", "seed", "device")}
         sizes["batches"] = given.get("batches")  # None: as many as a model of its size can have
         others = {name: word for name, word in words.items() if name not in LATER_OPTIONS}
-        pair, built = build_pair(preset=target if named else None, **{**others, **sizes})
-        return [(pair, replace(options, batches=built.batches))]
+        build = partial(build_pair, preset=target if named else None, **{**others, **sizes})
+        pair, built = build()
+        return [(replace(pair, mutants=source_mutants(build)), replace(options, batches=built.batches))]
     if surplus := [name for name in PRESET_OPTIONS if words[name]]:
         flag = {"settings": "set"}.get(surplus[0], surplus[0])
         raise ParityUsageError(
@@ -100,6 +102,18 @@ def build_target(
         )
     require_device(options.device)
     return [(pair, options) for pair in load_pairs(target)]
+
+
+def source_mutants(build: Callable[[], tuple[Pair, Options]]) -> dict[str, Callable[[], Pair]]:
+    """The pair that `build` makes with each fault of the catalogue in its candidate, for `--mutate`."""
+    from .faults import SIDES, catalogue, planted
+
+    def faulty(name: str) -> Pair:
+        with planted(f"{name}@{SIDES[0]}"):
+            pair, _ = build()
+            return pair
+
+    return {f"{fault.name}: {fault.what}": partial(faulty, fault.name) for fault in catalogue().values()}
 
 
 def build_pair(

@@ -1,11 +1,14 @@
-"""What localising found: a point at which the two sides differ, and whether the difference was born there."""
+"""What was found beside the rows: where a difference is born, what has no partner, which planted faults show."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: What is said of a point that differs.
 BORN, INHERITED, UNKNOWN = "born here", "inherited", "unknown"
+#: What becomes of a planted fault: a row fails, none fails, or no figure is another one than without it.
+KILLED, SURVIVED, UNTOUCHED = "killed", "survived", "without effect"
 
 
 @dataclass(frozen=True)
@@ -51,3 +54,29 @@ class Unmatched:
     side: str
     name: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault that was planted into a check that had passed, and what became of it.
+
+    Args:
+        kind: what it is, in words.
+        name: where it is.
+        outcome: "killed", "survived" or "without effect".
+        by: the row that killed it, or the error; "" if nothing did.
+    """
+
+    kind: str
+    name: str
+    outcome: str
+    by: str
+
+
+def mutation_score(planted: Sequence[Planted]) -> float | None:
+    """The share of killed faults among those that have an effect; None where there are none.
+
+    A fault without effect is no other function on these numbers (an equivalent mutant), or the check does not reach it.
+    """
+    outcomes = [each.outcome for each in planted if each.outcome != UNTOUCHED]
+    return outcomes.count(KILLED) / len(outcomes) if outcomes else None

@@ -17,7 +17,8 @@ class Options:
     `batches` are pooled; `steps` are the optimizer's; `grads` False compares outputs only, and takes no steps; `points`
     compares what can be seen inside even where the outputs agree, since two errors may cancel; `thorough` asks the
     float64 question on other inputs and parameters too; `curve` trains each side on its own for so many steps in
-    float32, whatever the verdict before; no stage is begun after `budget` seconds, the most telling ones coming first.
+    float32, whatever the verdict before; `mutate` plants faults into a check that has passed, and counts those that it
+    notices; no stage is begun after `budget` seconds, the most telling ones coming first.
 
     Raises:
         ParityUsageError: a value that no check can have.
@@ -33,6 +34,7 @@ class Options:
     flops: bool = True
     thorough: bool = False
     curve: int = 0
+    mutate: bool = False
     budget: int | None = None
 
     def __post_init__(self) -> None:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import io
-import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from .acceptance import describe_accepted
 from .findings import BORN, INHERITED
 from .result import Result, Row
-from .work import Counts, Work
+from .tables import (
+    STYLES,
+    flops_table,
+    flops_verdict,
+    mutation_lines,
+    mutation_table,
+    rows_table,
+    tensor,
+    tightest,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-STYLES = {"PASS": "green", "FAIL": "bold red", "VACUOUS": "bold red", "ABSTAIN": "yellow", "ISLAND": "yellow"}
 
 WHOLE_MODEL_16 = (
     "Whole model in 16 bits: each side against its own float64 run. Catches next to nothing (a wrong eps, a tanh GELU "
@@ -49,6 +54,10 @@ CURVES = (
     "The same training? Each side on its own, the gap between them against that of each side and its twins, which "
     "start one unit in the last place away. Cannot see what an optimizer hides (a gradient that is a multiple)."
 )
+MUTATION = (
+    "Would it have been noticed? Faults of the kinds that ports have, planted one at a time into the candidate of this "
+    "very check. Cannot say anything about faults of other kinds."
+)
 ISLAND = (
     "The rows that float32 inside a float64 run moves beyond their bound. The next table has it widened to float64."
 )
@@ -63,21 +72,10 @@ RUNGS = {
     "different": "they are not the same function",
 }
 
-METHODS = {
-    "formula": "formula (sizes alone)",
-    "jaxpr": "jaxpr (traced program)",
-    "torch": "torch (on meta device)",
-    "xla_lowered": "XLA cost_analysis",
-}
-
 #: Tables of their own, by the first word of their rows.
 PARTS = {"operation": "operations", "training": "curves"}
 #: Lines on what was not seen inside a model.
 MOST_UNSEEN = 4
-WIDTH_FOR_NAMES = 110
-WIDTH_FOR_NUMBERS = 72
-#: Three figures and the verdict of a row, with the space between them.
-WIDTH_OF_FIGURES = 3 * (len("headroom") + 2) + len("ABSTAIN") + 4
 
 
 def to_text(result: Result, width: int = 100) -> str:
@@ -105,17 +103,23 @@ def _parts(result: Result, width: int) -> Iterator[RenderableType]:
     for title, question, rows in _sections(result.rows):
         yield Text()
         yield paragraph(f"{title}  {question}", "bold")
-        yield _table(rows, width)
-        yield paragraph(_tightest(rows), "dim")
+        yield rows_table(rows, width)
+        yield paragraph(tightest(rows), "dim")
     for text, style in _findings(result):
         yield Text()
         yield paragraph(text, style)
     if result.work.flops:
         yield Text()
-        yield _flops(result.work.flops)
-        yield paragraph(_flops_verdict(result.work))
+        yield flops_table(result.work.flops)
+        yield paragraph(flops_verdict(result.work))
         for note in result.work.notes:
             yield paragraph(note, "dim")
+    if result.planted:
+        yield Text()
+        yield paragraph(f"mutation  {MUTATION}", "bold")
+        yield mutation_table(result.planted)
+        for line, style in mutation_lines(result.planted):
+            yield paragraph(line, style)
     yield Text()
     yield paragraph(_verdict(result), style_of(result))
 
@@ -160,70 +164,6 @@ def _sections(rows: Iterable[Row]) -> Iterator[tuple[str, str, list[Row]]]:
             yield f"{stage}, float32 widened" if widened else stage, STAGES[stage], found
 
 
-def worst_by_group(rows: Iterable[Row]) -> list[tuple[Row, int]]:
-    """The row with the least headroom of each group, failures first, and how many rows the group has."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.group, []).append(row)
-    return [(min(group, key=_urgency), len(group)) for group in groups.values()]
-
-
-def _urgency(row: Row) -> tuple[int, float]:
-    order = {"FAIL": 0, "VACUOUS": 1, "ISLAND": 2}
-    return order.get(row.verdict, 3), row.headroom if row.measured == row.measured else 0.0
-
-
-def _table(rows: list[Row], width: int) -> Table:
-    """A line per group; narrow terminals lose how many tensors it has, wide ones gain the name of the tightest."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    narrow = width < WIDTH_FOR_NUMBERS  # then the names give way, which rich would not see by itself
-    names_width = width - WIDTH_OF_FIGURES if narrow else None
-    table.add_column("tensors", no_wrap=True, overflow="ellipsis", max_width=names_width)
-    for name in ("measured", "bound", "headroom") if narrow else ("number", "measured", "bound", "headroom"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=0 if name == "number" else len("headroom"))
-    table.add_column("", no_wrap=True, min_width=len("ABSTAIN"))
-    if width >= WIDTH_FOR_NAMES:
-        table.add_column("least headroom", no_wrap=True, overflow="ellipsis", style="dim")
-    for row, count in worst_by_group(rows):
-        cells: list[RenderableType] = [row.group]
-        if not narrow:
-            cells.append(str(count))
-        cells += [_figure(row, row.measured), _figure(row, row.bound), _headroom(row)]
-        cells.append(Text(row.verdict, style=STYLES[row.verdict]))
-        if width >= WIDTH_FOR_NAMES:
-            cells.append("" if row.name == row.group else row.name.rsplit(" ", 1)[-1])
-        table.add_row(*cells)
-    return table
-
-
-def _figure(row: Row, value: float) -> str:
-    return f"{value:.2f}" if _is_operation(row) else f"{value:.1e}"
-
-
-def _is_operation(row: Row) -> bool:
-    return row.name.startswith("operation ")
-
-
-def _headroom(row: Row) -> str:
-    if row.measured == 0:
-        return "exact"
-    if not math.isfinite(row.measured):
-        return "none"
-    return f"{row.headroom:.1f}x" if 1 <= row.headroom < 1e4 else f"{row.headroom:.0e}x"
-
-
-def _tensor(row: Row) -> str:
-    return f"{row.name} {list(row.shape)}" if row.compared else row.name
-
-
-def _tightest(rows: list[Row]) -> str:
-    """Where a bound comes from, on the row that comes nearest to it."""
-    row = min(rows, key=_urgency)
-    if not row.compared:
-        return f"not comparable: {row.name}: {row.derivation}"
-    return f"least headroom: {_tensor(row)}, bound {_figure(row, row.bound)}: {row.derivation}"
-
-
 def _findings(result: Result) -> Iterator[tuple[str, str]]:
     if result.zero_gradients:
         count, names = len(result.zero_gradients), sorted({any_layer(name) for name in result.zero_gradients})
@@ -240,7 +180,7 @@ def _findings(result: Result) -> Iterator[tuple[str, str]]:
         yield f"first difference: {first.name}, {' against '.join(first.side_names)}: {first.derivation}", "red"
     elif first is not None:
         yield (
-            f"first difference: {_tensor(first)} in {first.stage}, {' against '.join(first.side_names)}: measured "
+            f"first difference: {tensor(first)} in {first.stage}, {' against '.join(first.side_names)}: measured "
             f"{first.measured:.2g}, bound {first.bound:.2g}: {first.derivation}",
             "red",
         )
@@ -284,31 +224,6 @@ def _some(names: Sequence[str]) -> str:
 def any_layer(name: str) -> str:
     """A parameter's name with the layer number left open."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
-
-
-def _flops(flops: Counts) -> Table:
-    """A line per method: numbers of ten and more digits stand below one another also on 80 columns."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("matmul FLOPs per batch", overflow="fold")
-    for name in flops:
-        table.add_column(name.replace("_", " + "), justify="right", no_wrap=True)
-    for method in next(iter(flops.values())):
-        kind, _, label = method.partition(" ")
-        found = [counts[method] for counts in flops.values()]
-        name = f"{METHODS[kind]}{label and f', {label}'}"
-        table.add_row(name, *("none" if count is None else f"{count:,}" for count in found))
-    return table
-
-
-def _flops_verdict(work: Work) -> str:
-    names = ", ".join(work.methods)
-    if work.equal is not None:
-        return f"{names} {'are equal integers' if work.equal else 'are NOT equal'}"
-    return (
-        f"{names}: not every count could be made, so that they are not compared"
-        if len(work.methods) > 1
-        else (f"{names}: one count only, nothing to compare it with")
-    )
 
 
 def _verdict(result: Result) -> str:

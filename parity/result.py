@@ -10,7 +10,7 @@ from datetime import date
 from typing import Any
 
 from .errors import ParityError
-from .findings import Finding, Unmatched
+from .findings import Finding, Planted, Unmatched, mutation_score
 from .islands import Island
 from .work import Work
 
@@ -91,6 +91,7 @@ class Result:
     environment: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     accepted: tuple[Accepted, ...] = ()
+    planted: tuple[Planted, ...] = ()
 
     @property
     def first_difference(self) -> Row | None:
@@ -140,8 +141,12 @@ class Result:
                 "notes": self.notes,
                 "seconds": self.seconds,
                 "accepted": accepted,
+                "mutation": self._mutation() if self.planted else None,
             }
         )
+
+    def _mutation(self) -> dict[str, Any]:
+        return {"score": mutation_score(self.planted), "planted": [asdict(each) for each in self.planted]}
 
     def to_json(self) -> str:
         """`to_dict` as one JSON document."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from .bounds import Bound, optimizer_floor, path_floor
 from .compare import errors_by_name, keep_largest, relative
+from .constants import excused
 from .curves import curve_rows
 from .derivative import derivative_rows
 from .errors import ParityUsageError
@@ -46,7 +47,11 @@ TWINS = 4
 
 @dataclass
 class Stages:
-    """One pair under judgement: its sides, its batches, and what the float64 stage leaves for the later ones."""
+    """One pair under judgement: its sides, its batches, and what the float64 stage leaves for the later ones.
+
+    `adaptive` is set where the candidate's optimizer keeps a second moment, `excuses` where float32 tables explain what
+    a widened run leaves.
+    """
 
     prepared: Prepared
     options: Options
@@ -55,6 +60,8 @@ class Stages:
     bitwise: bool = True
     in_model: bool = True
     notes: tuple[str, ...] = ()
+    adaptive: bool = False
+    excuses: bool = False
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict(SHAPES))
     exact: tuple[list[Run], list[Run]] = field(default=([], []), init=False)
     path: Path | None = field(default=None, init=False)
@@ -118,6 +125,12 @@ class Stages:
         generator = np.random.Generator(np.random.PCG64(self.options.seed))
         # no float32 numbers here: they would look like values that were computed in float32
         return self.sides.optimizer_islands({name: generator.normal(size=shape) for name, shape in self.shapes.items()})
+
+    def excused(self, rows: list[Row]) -> list[Row]:
+        """The rows with what float32 tables explain, which cannot be widened; as they are unless `excuses` is set."""
+        if not self.excuses:
+            return rows
+        return excused(rows, self.exact, self.sides, self.weights, self.pooled, self.options.seed)
 
     def localise(self) -> Localised:
         """Where the model comes apart, on the first batch; nothing but a note where no side can be looked into."""
@@ -188,6 +201,7 @@ class Stages:
         self.progress(f"float64: {self.options.steps} optimizer steps")
         self.path = self.sides.lead(self.weights, self.stepped, "float32")
         self.trained = self.sides.train(self.path, self.stepped, "float64")
+        self.adaptive = bool(self.trained[1].nu)
         low = self.sides.reference_train(self.path, self.stepped, "float32")
         self.notes = tuple(dict.fromkeys(self.notes + only_one_keeps(self.trained, self.sides.labels)))
         coarse = {each.kind: each.reference for each in step_kinds("step", (low, low))}

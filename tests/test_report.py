@@ -11,8 +11,9 @@ from functions import CANDIDATES, gate_result
 from rich.console import Console
 
 import parity
-from parity.report import METHODS, STAGES, any_layer, print_report, to_text, worst_by_group
+from parity.report import STAGES, any_layer, print_report, to_text
 from parity.result import Row
+from parity.tables import METHODS, worst_by_group
 from parity.work import Work
 
 

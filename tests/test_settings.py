@@ -54,6 +54,7 @@ def test_every_option_can_be_set(tmp_path):
         "flops": False,
         "thorough": True,
         "curve": 0,
+        "mutate": True,
         "budget": 120,
     }
     assert given.keys() == {field.name for field in fields(Options)}

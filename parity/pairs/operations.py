@@ -1,4 +1,4 @@
-"""The operations of the transformer one by one, as both sides have them, for the 16-bit formats.
+"""The operations of the transformer one by one, as both sides have them when these are made, for the 16-bit formats.
 
 Their limits are in units of one rounding of the exact result. A value rounds with a relative root mean square error of
 u / sqrt(12) just below a power of two, of u / sqrt(3) just above; spread evenly between they pay 0.68 u / sqrt(3).
@@ -46,18 +46,11 @@ def _norms(config: ModelConfig, seq: int) -> Iterator[Operation]:
     offset = 1.0 if config.norm == "rms_norm_plus_one" else 0.0
     widths = {config.norm: config.d_model} | ({"qk_norm": config.head_width} if config.qk_norm else {})
     for name, width in widths.items():
-        sides: tuple[Callable[..., Any], Callable[..., Any]]
         if config.norm == "layer_norm":
-            sides = (
-                lambda x, weight, bias: torchref.layer_norm(x, weight, bias, config.norm_eps),
-                lambda x, weight, bias: jaxcore.layer_norm(x, weight, bias, config.norm_eps),
-            )
+            sides = _either(torchref.layer_norm, jaxcore.layer_norm, config.norm_eps)
             draw = _normal(x=(8, width), weight=(width,), bias=(width,))
         else:
-            sides = (
-                lambda x, weight: torchref.rms_norm(x, weight, config.norm_eps, offset),
-                lambda x, weight: jaxcore.rms_norm(x, weight, config.norm_eps, offset),
-            )
+            sides = _either(torchref.rms_norm, jaxcore.rms_norm, config.norm_eps, offset)
             draw = _normal(x=(8, width), weight=(width,))
         yield Operation(name, *sides, draw, ONE, ONE_ROUNDING)
 
@@ -71,12 +64,8 @@ def _rope(config: ModelConfig, seq: int) -> Iterator[Operation]:
     mirror = torchref.config_from_dict(asdict(config))
     yield Operation(
         "rotate",
-        lambda x, at: torchref.rotate(
-            x, *torchref.rope_table(mirror, at, torchref.at_least_float32(x.dtype)), config.rope_layout
-        ),
-        lambda x, at: jaxcore.rotate(
-            x, *jaxcore.rope_table(config, at, jaxcore.at_least_float32(x.dtype)), config.rope_layout
-        ),
+        _rotation(mirror, torchref.rotate, torchref.rope_table, torchref.at_least_float32),
+        _rotation(config, jaxcore.rotate, jaxcore.rope_table, jaxcore.at_least_float32),
         _normal({"at": np.arange(seq)[None]}, x=(1, seq, 2, config.head_width)),
         ONE,
         ONE_ROUNDING,
@@ -107,10 +96,10 @@ def _activations(config: ModelConfig, seq: int) -> Iterator[Operation]:
     import torchref
 
     name = config.activation
+    of_torch, of_jax = torchref.activate, jaxcore.activate
     yield Operation(
         f"activation ({name})",
-        lambda x: torchref.activate(x, name),
-        lambda x: jaxcore.activate(x, name),
+        *_either(of_torch, of_jax, name),
         _normal(x=(8, config.d_ff)),
         ONE,
         ONE_ROUNDING,
@@ -118,8 +107,8 @@ def _activations(config: ModelConfig, seq: int) -> Iterator[Operation]:
     if config.gated:
         yield Operation(
             f"gate ({name})",
-            lambda gate, up: torchref.activate(gate, name) * up,
-            lambda gate, up: jaxcore.activate(gate, name) * up,
+            lambda gate, up: of_torch(gate, name) * up,
+            lambda gate, up: of_jax(gate, name) * up,
             _normal(gate=(8, config.d_ff), up=(8, config.d_ff)),
             TWO,
             f"the gate and the product: {TWO_ROUNDINGS}",
@@ -131,11 +120,12 @@ def _products(config: ModelConfig, seq: int) -> Iterator[Operation]:
     import torchref
 
     d, f = config.d_model, config.d_ff
+    of_torch, of_jax = torchref.Projection, jaxcore.Projection
     yield Operation("matmul", torchref.matmul, jaxcore.matmul, _normal(x=(8, d), w=(d, f)), ONE, ONE_ROUNDING)
     yield Operation(
         "projection with bias",
-        lambda x, weight, bias: torchref.Projection({"weight": weight, "bias": bias})(x, "b f, f d -> b d"),
-        lambda x, weight, bias: jaxcore.Projection({"weight": weight, "bias": bias})(x, "b f, f d -> b d"),
+        lambda x, weight, bias: of_torch({"weight": weight, "bias": bias})(x, "b f, f d -> b d"),
+        lambda x, weight, bias: of_jax({"weight": weight, "bias": bias})(x, "b f, f d -> b d"),
         _normal(x=(8, f), weight=(f, d), bias=(d,)),
         ONE,
         ONE_ROUNDING,
@@ -157,6 +147,17 @@ def _loss(config: ModelConfig, seq: int) -> Iterator[Operation]:
         LOSS,
         LOSS_ROUNDINGS,
     )
+
+
+def _either(
+    of_torch: Callable[..., Any], of_jax: Callable[..., Any], *settings: Any
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Both sides' functions with their settings after the operands."""
+    return lambda *operands: of_torch(*operands, *settings), lambda *operands: of_jax(*operands, *settings)
+
+
+def _rotation(config: Any, rotate: Any, table: Any, at_least_float32: Any) -> Callable[..., Any]:
+    return lambda x, at: rotate(x, *table(config, at, at_least_float32(x.dtype)), config.rope_layout)
 
 
 def _normal(fixed: dict[str, np.ndarray] | None = None, **shapes: tuple[int, ...]) -> Draw:

@@ -65,7 +65,7 @@ def transformer_pair(
             label="torchref",
             optimizer=torch_adamw,
         ),
-        candidate=Jax(jax_function(config), label="jaxcore", optimizer=jax_adamw),
+        candidate=Jax(jax_function(config), label="jaxcore", optimizer=jax_adamw()),
         weights=weights,
         inputs=lambda generator: draw_batch(config, source.tokens, generator, batch, seq),
         loss="loss" if config.head != "none" else None,
@@ -87,16 +87,17 @@ def transformer_pair(
 
 
 def jax_function(config: ModelConfig) -> Any:
-    """`function(parameters, **inputs)` of jaxcore, the loss among its outputs where there is a head."""
+    """`function(parameters, **inputs)` of jaxcore as it is now, the loss among its outputs where there is a head."""
+    import jaxcore
+
+    transformer, cross_entropy = jaxcore.Transformer, jaxcore.cross_entropy
 
     def function(
         parameters: Any, tokens: Any, padding: Any = None, types: Any = None, targets: Any = None
     ) -> dict[str, Any]:
-        import jaxcore
-
-        outputs = jaxcore.Transformer(config, parameters)(tokens, padding, types)
+        outputs = transformer(config, parameters)(tokens, padding, types)
         if targets is not None:
-            outputs["loss"] = jaxcore.cross_entropy(outputs["logits"], targets, IGNORED)
+            outputs["loss"] = cross_entropy(outputs["logits"], targets, IGNORED)
         return outputs
 
     return function
@@ -120,7 +121,7 @@ def torch_module(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def jax_adamw() -> Any:
-    """AdamW of jaxcore."""
+    """AdamW of jaxcore as it is now."""
     import jaxcore
 
     return jaxcore.AdamW(**ADAMW)

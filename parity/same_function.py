@@ -1,0 +1,149 @@
+"""The first question, in float64: the same function, the same but for float32 inside, or another one, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from .constants import elsewhere
+from .derivative import suspects
+from .findings import BORN, Planted
+from .islands import Island
+from .localise import Localised
+from .preparation import WEIGHTS
+from .result import Row
+from .stages import Stages
+
+#: Places that the reason of a verdict names.
+MOST_BORN = 3
+
+
+@dataclass
+class Judged:
+    """What is known of a pair so far; each stage of a check adds its rows, and may change the verdict."""
+
+    rows: list[Row]
+    verdict: str
+    rung: str | None
+    reason: str
+    islands: Sequence[Island] = ()
+    inside: Localised = field(default_factory=Localised)
+    planted: Sequence[Planted] = ()
+
+    @property
+    def passes(self) -> bool:
+        """Whether nothing has failed."""
+        return self.verdict == "PASS"
+
+    def judge(self, verdict: str, rung: str | None, reason: str) -> None:
+        """Another verdict than before."""
+        self.verdict, self.rung, self.reason = verdict, rung, reason
+
+    def fail(self, reason: str) -> None:
+        """FAIL on the rung that was reached, for a reason that is added to those before."""
+        before = f"{self.reason}; " if self.verdict == "FAIL" else "the functions agree, but "
+        self.judge("FAIL", self.rung, before + reason)
+
+
+def same_function(stages: Stages, unpaired: Sequence[Row]) -> Judged:
+    """Outputs, gradients and optimizers in float64; what fails is looked into for float32, then for its place."""
+    rows = [*unpaired, *stages.same_function()]
+    judged = Judged(rows, *_judge_float64(rows))
+    if judged.rung == "different" and not any(map(is_misfit, rows)):
+        stages.progress("float64: looking for float32 inside the float64 runs")
+        judged.islands = stages.islands()
+        judged.rung, judged.reason, judged.rows = _prove_island(rows, judged.islands, stages, judged.reason)
+        judged.verdict = "FAIL" if judged.rung == "different" else "PASS"
+    _look_inside(stages, judged)
+    return judged
+
+
+def _look_inside(stages: Stages, judged: Judged) -> None:
+    """Where it begins; what agrees is looked into as well where that is asked for, since two errors may cancel."""
+    agreeing = judged.passes
+    fails = judged.rung == "different" and stages.in_model and not any(map(is_misfit, judged.rows))
+    if not fails and not (agreeing and stages.options.points):
+        return
+    stages.progress("float64: looking inside for where it begins")
+    inside = judged.inside = stages.localise()
+    judged.rows = [*inside.rows, *judged.rows]
+    if agreeing and inside.findings:
+        verdict, rung, difference = _judge_float64(inside.rows)
+        judged.judge(verdict, rung, f"the outputs agree, but {difference}")
+    born = [finding.name for finding in inside.findings if finding.birth == BORN]
+    judged.reason += f"; it begins at {' and at '.join(born[:MOST_BORN])}" if born else ""
+    if not any(finding.what == "value" for finding in inside.findings) and _failed_in_gradients_alone(judged.rows):
+        found = stages.derivatives()
+        judged.rows += found
+        judged.reason += suspects(found)
+
+
+def _judge_float64(rows: Sequence[Row]) -> tuple[str, str | None, str]:
+    """Same function, different, or nothing compared."""
+    failed = first_of(rows, "FAIL")
+    if failed is not None:
+        if failed.group == WEIGHTS:
+            return "FAIL", "different", f"{failed.name}: {failed.derivation}"
+        if not failed.compared:
+            what = f"{failed.name}: {failed.derivation}; both sides need the same names, shapes and types"
+            return "FAIL", "different", what
+        difference = f"{failed.name} differs in float64: {failed.measured:.2g}, bound {failed.bound:.2g}"
+        return "FAIL", "different", difference
+    vacuous = first_of(rows, "VACUOUS")
+    if vacuous is not None or not rows:
+        what = f"{vacuous.name}: {vacuous.derivation}" if vacuous else "there is no float output to compare"
+        return "VACUOUS", None, what
+    return "PASS", "same-function", ""
+
+
+def _prove_island(
+    rows: list[Row], islands: Sequence[Island], stages: Stages, difference: str
+) -> tuple[str, str, list[Row]]:
+    """`float32-island` only with its proof: float32 was seen in a float64 run, and widening it closes the gap."""
+    if not islands:
+        where = "outputs and gradients" if stages.in_model else "optimizer steps"
+        return "different", f"{difference}; no lower precision was seen in the float64 {where}", rows
+    lower = next((island for island in islands if island.dtype not in ("float32", "float64")), None)
+    if lower is not None:
+        return "different", f"{difference}; {lower.dtype} was seen in {lower.side}, which is less than float32", rows
+    stages.progress("float64: widening the float32 that was seen")
+    stages.sides.lifted = True
+    widened = stages.same_function()
+    if _judge_float64(widened)[1] != "same-function":
+        widened = _with_tables(widened, islands, stages)
+    if _judge_float64(widened)[1] != "same-function":
+        return "different", f"{difference}; widening the float32 that was seen does not close the gap", rows
+    before = [replace(row, verdict="ISLAND") for row in rows if row.verdict == "FAIL"]
+    return "float32-island", "", [*before, *widened]
+
+
+def _with_tables(widened: list[Row], islands: Sequence[Island], stages: Stages) -> list[Row]:
+    """Float32 tables cannot be widened: the rows with what they explain, if all that is left is born where they are."""
+    if not stages.in_model or all(island.operation != "constant" for island in islands):
+        return widened
+    stages.progress("float64: float32 tables, which cannot be widened")
+    inside = stages.localise()
+    if not any(finding.birth == BORN for finding in inside.findings) or elsewhere(
+        inside.findings, islands, inside.unmatched
+    ):
+        return widened
+    stages.excuses = True
+    return stages.excused(widened)
+
+
+def _failed_in_gradients_alone(rows: Sequence[Row]) -> bool:
+    """Whether all that fails is a gradient."""
+    failed = [row.name for row in rows if row.verdict == "FAIL"]
+    return bool(failed) and all(name.startswith("gradient") for name in failed)
+
+
+def is_misfit(row: Row) -> bool:
+    """Names, shapes or weights that differ, which no precision explains; a type may be an island."""
+    return (row.group == WEIGHTS and row.verdict == "FAIL") or (
+        not row.compared and not row.derivation.startswith("type ")
+    )
+
+
+def first_of(rows: Sequence[Row], verdict: str) -> Row | None:
+    """The first row of a verdict."""
+    return next((row for row in rows if row.verdict == verdict), None)
