@@ -28,6 +28,10 @@ OWN_SLACK = 32
 FALSE_ALARMS = 1e-6
 #: Slack over the largest gap of each side's own twins in training: a convention (CHANGELOG, "Numerics", has the need).
 ENVELOPE_SLACK = 4
+#: By how many standard deviations between seeds the mean final losses of two trainings may differ: a convention.
+SEED_SPREADS = 2
+#: Level of each of the two one-sided t-tests over seeds, so that their interval is one of 90%: a convention.
+ONE_SIDED = 0.05
 #: Slack over the root-mean-square growth of rounding errors along the longest path: a convention.
 PATH_SLACK = 8
 
@@ -177,3 +181,14 @@ def envelope_bound(envelope: float, size: float) -> Bound:
     value = ENVELOPE_SLACK * envelope + PATH_SLACK * FORMATS["float32"].unit_roundoff * size
     why = f"{ENVELOPE_SLACK} (convention) x {envelope:.2g}, the widest gap of a side's twins so far"
     return Bound(value, f"{why}, + {PATH_SLACK} (convention) x 2^-24 of {size:.4g}")
+
+
+def seeds_bound(spread: float) -> Bound:
+    """For the mean difference between the final losses of two trainings, over seeds that draw their batches.
+
+    Args:
+        spread: standard deviation (n - 1) of the reference's own final losses between the seeds. An estimate: with n
+            seeds its standard error is about 1 / sqrt(2 (n - 1)) of it, a third for six.
+    """
+    why = f"{SEED_SPREADS} (convention) x {spread:.3g}, the standard deviation of the reference between seeds"
+    return Bound(SEED_SPREADS * spread, why)

@@ -198,6 +198,9 @@ def main(ctx: click.Context) -> None:
 @click.option("--curve", type=Whole(0), help="Train each side on its own for so many steps, and compare.  [default: 0]")
 @click.option("--mutate", is_flag=True, default=None, help="Plant faults into the check, and count those it notices.")
 @click.option(
+    "--seeds", type=Whole(0), help="Do so on the batches of so many seeds, and compare the final losses.  [default: 0]"
+)
+@click.option(
     "--budget", type=Duration(1), metavar="TIME", help="Begin no stage after 120s or 2m; what is left out is said."
 )
 @click.option("--device", type=OneOf(["cpu", "cuda"]), help="Where both sides run.  [default: cpu]")

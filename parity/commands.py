@@ -27,7 +27,7 @@ DEFAULT_BATCH = 2
 DEFAULT_SEQ = 128
 #: Options that a Pair of the caller's own has no use for, and those that every check has.
 PRESET_OPTIONS = ("weights", "text", "batch", "seq", "kernel", "settings", "shrink")
-LATER_OPTIONS = ("thorough", "curve", "mutate", "budget")
+LATER_OPTIONS = ("thorough", "curve", "seeds", "mutate", "budget")
 COMMON_OPTIONS = ("batches", "steps", "seed", "device", *LATER_OPTIONS)
 #: More text than any check reads, so that a long file is not tokenized to its end.
 TOKENIZED_BYTES = 200_000

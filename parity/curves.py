@@ -33,6 +33,14 @@ GROUP = "training curve"
 Curves = Mapping[str, np.ndarray]
 
 
+@dataclass(frozen=True)
+class Training:
+    """One side's own training: each of QUANTITIES before every step, and the parameters after the last one."""
+
+    curves: Curves
+    weights: Arrays
+
+
 def curve_rows(
     sides: Sides, weights: Arrays, batches: Sequence[Arrays], seed: int, progress: Callable[[str], None]
 ) -> list[Row]:
@@ -40,22 +48,23 @@ def curve_rows(
     start = rounded(weights, PRECISION)
     progress(f"{PRECISION}: training both sides for {len(batches)} steps")
     runners = sides.reference, sides.candidate
-    base = [train(runner, start, batches) for runner in runners]
+    base = [train(runner, start, batches).curves for runner in runners]
     apart: dict[str, list[np.ndarray]] = {name: [] for name in QUANTITIES}
     for index in range(TWINS + 1):
         progress(f"{PRECISION}: training twins {index + 1} of {TWINS + 1}")
         near = perturbed(start, PRECISION, [seed, index]) if index < TWINS else start
         optimizer = PRECISION if index < TWINS else "float64"
         for runner, own in zip(runners, base, strict=True):
-            twin = train(runner, near, batches, optimizer)
+            twin = train(runner, near, batches, optimizer).curves
             for name, gaps in apart.items():
                 gaps.append(_gap(twin[name], own[name]))
     return [_row(sides.labels, name, base[0][name], base[1][name], gaps) for name, gaps in apart.items()]
 
 
-def train(runner: Runner, weights: Arrays, batches: Sequence[Arrays], optimizer: str = PRECISION) -> Curves:
-    """The quantities of one side before each step of its own training; its state is that of the start in every step.
+def train(runner: Runner, weights: Arrays, batches: Sequence[Arrays], optimizer: str = PRECISION) -> Training:
+    """One side on its own gradients with its own optimizer, a step per batch.
 
+    Its state (running statistics) is that of the start in every step.
     `optimizer` is the precision in which the optimizer computes.
     """
     with running(f"{runner.label} in training", PRECISION):
@@ -67,7 +76,8 @@ def train(runner: Runner, weights: Arrays, batches: Sequence[Arrays], optimizer:
             seen.append(_quantities(run, points.arrays))
             gradients.arrays = run.gradients
             points.arrays = rounded(next(steps).parameters, PRECISION)
-    return {name: np.asarray([each[name] for each in seen]) for name in QUANTITIES}
+    curves = {name: np.asarray([each[name] for each in seen]) for name in QUANTITIES}
+    return Training(curves, points.arrays)
 
 
 @dataclass
@@ -113,9 +123,9 @@ def _row(labels: tuple[str, str], name: str, base: np.ndarray, other: np.ndarray
     if left is not None:
         verdict, where = "FAIL", f"left before step {left + 1} of {steps}"
     elif not compared.any():
-        verdict, where = "VACUOUS", "no step has a finite value"
+        verdict, where = "VACUOUS", "has a finite value at no step of either side"
     elif limits[step] >= size[step]:
-        verdict, where = "ABSTAIN", f"the bound is as large as the value before step {step + 1} of {steps}"
+        verdict, where = "ABSTAIN", f"has a bound as large as its value before step {step + 1} of {steps}"
     else:
         verdict, where = "PASS", f"nearest before step {step + 1} of {steps}"
     return Row(

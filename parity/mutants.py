@@ -2,7 +2,7 @@
 
 They change what goes into a runner (weights, inputs) and what comes out of it (outputs, gradients, steps), so that they
 need no source. How sensitive a test is, is measured by such faults since DeMillo, Lipton and Sayward (1978); these are
-mistakes that ports were seen to make (docs/mutation.md).
+mistakes that ports were seen to make (docs/verdicts.md).
 """
 
 from __future__ import annotations

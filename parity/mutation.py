@@ -112,7 +112,7 @@ def _rows(stages: Stages) -> Rows:
     if stages.options.thorough:
         yield thorough_rows(stages)
     if stages.options.curve:
-        yield stages.curves()
+        yield from stages.trainings()
 
 
 def _outcome(kind: str, name: str, rows: Rows, usual: Sequence[Row]) -> Planted:

@@ -17,8 +17,9 @@ class Options:
     `batches` are pooled; `steps` are the optimizer's; `grads` False compares outputs only, and takes no steps; `points`
     compares what can be seen inside even where the outputs agree, since two errors may cancel; `thorough` asks the
     float64 question on other inputs and parameters too; `curve` trains each side on its own for so many steps in
-    float32, whatever the verdict before; `mutate` plants faults into a check that has passed, and counts those that it
-    notices; no stage is begun after `budget` seconds, the most telling ones coming first.
+    float32, whatever the verdict before; `seeds` does so once more for each of so many draws of batches, and compares
+    the final losses; `mutate` plants faults into a check that has passed, and counts those that it notices; no stage is
+    begun after `budget` seconds, the most telling ones coming first.
 
     Raises:
         ParityUsageError: a value that no check can have.
@@ -34,6 +35,7 @@ class Options:
     flops: bool = True
     thorough: bool = False
     curve: int = 0
+    seeds: int = 0
     mutate: bool = False
     budget: int | None = None
 
@@ -50,6 +52,12 @@ class Options:
             raise ParityUsageError(
                 f"curve: steps on gradients, got {self.curve} with grads False; leave one of them out"
             )
-        for name, least in (("batches", 1), ("steps", 0), ("curve", 0), ("seed", 0), ("budget", 1)):
+        if self.seeds and not self.curve:
+            raise ParityUsageError(
+                f"seeds: trainings of as many steps as --curve (curve=) says, got {self.seeds} without it; give both"
+            )
+        if self.seeds == 1:
+            raise ParityUsageError("seeds: at least 2, since one has no spread, got 1; give 6 or more for a decision")
+        for name, least in (("batches", 1), ("steps", 0), ("curve", 0), ("seeds", 0), ("seed", 0), ("budget", 1)):
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ParityUsageError(f"{name}: at least {least}, got {getattr(self, name)}; choose a larger one")

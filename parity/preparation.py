@@ -112,10 +112,14 @@ def drawn(pair: Pair, options: Options) -> tuple[Form, list[Arrays]]:
     Raises:
         ParityUsageError: inputs that are no arrays in a tuple or dict, or that change their form.
     """
-    generator = np.random.Generator(np.random.PCG64(options.seed))
-    given = pair.inputs
     # one fixed batch again and again: its errors would count as many, so that it is pooled once
-    count = max(options.batches if callable(given) else 1, options.steps, options.curve)
+    count = max(options.batches if callable(pair.inputs) else 1, options.steps, options.curve)
+    return draw_batches(pair, np.random.Generator(np.random.PCG64(options.seed)), count)
+
+
+def draw_batches(pair: Pair, generator: np.random.Generator, count: int) -> tuple[Form, list[Arrays]]:
+    """So many batches of a pair by name, and how a side is called with one; the errors of `drawn`."""
+    given = pair.inputs
     batches = [given(generator) if callable(given) else given for _ in range(count)]
     for batch in batches:
         if not isinstance(batch, tuple | list | Mapping):

@@ -39,11 +39,6 @@ class Judged:
         """Another verdict than before."""
         self.verdict, self.rung, self.reason = verdict, rung, reason
 
-    def fail(self, reason: str) -> None:
-        """FAIL on the rung that was reached, for a reason that is added to those before."""
-        before = f"{self.reason}; " if self.verdict == "FAIL" else "the functions agree, but "
-        self.judge("FAIL", self.rung, before + reason)
-
 
 def same_function(stages: Stages, unpaired: Sequence[Row]) -> Judged:
     """Outputs, gradients and optimizers in float64; what fails is looked into for float32, then for its place."""

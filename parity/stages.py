@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -27,6 +27,7 @@ from .preparation import Prepared
 from .result import Row
 from .runners import Linked, Runner
 from .runs import Arrays, Path, Run, Trained, is_float, is_state, running
+from .seeds import seed_rows
 from .sides import Sides, perturbed, rounded
 from .streams import SHAPES, STREAM_STEPS, gradient_streams, small, stream_path
 from .sums import longest_sum, summation_factor
@@ -81,6 +82,11 @@ class Stages:
             raise ParityUsageError("optimizer: on both sides or on neither, got one; give the other or use steps 0")
         if self.options.curve and not all(optimizers):
             raise ParityUsageError("curve: an optimizer on both sides, got none on one; give it or leave the curve out")
+        if self.options.seeds and not callable(prepared.pair.inputs):
+            raise ParityUsageError(
+                "seeds: inputs that are a function of a Generator, got one fixed batch; nothing would differ between "
+                "seeds, leave them out"
+            )
         self.optimizes = all(optimizers) and self.options.steps > 0 and bool(prepared.weights)
 
     @property
@@ -148,13 +154,16 @@ class Stages:
         pair = self.prepared.pair
         return derivative_rows(self.sides, self.weights, self.pooled[0], pair.loss, self.options.seed)
 
-    def curves(self) -> list[Row]:
-        """Each side's own training, the gap against that of each side and its twins."""
+    def trainings(self) -> Iterator[list[Row]]:
+        """Each side on its own: its curve against that of its twins, then the final losses on other batches."""
         if self.sides.unpaired:
             self.notes += ("training curves: left out, for one side has weights that the other has not",)
-            return []
-        batches = self.prepared.batches[: self.options.curve]
-        return curve_rows(self.sides, self.weights, batches, self.options.seed, self.progress)
+            return
+        if self.in_time("training curves"):
+            batches = self.prepared.batches[: self.options.curve]
+            yield curve_rows(self.sides, self.weights, batches, self.options.seed, self.progress)
+        if self.options.seeds and self.in_time("training over seeds"):
+            yield seed_rows(self.prepared, self.options, self.progress)
 
     def outputs_and_gradients(self) -> list[Row]:
         """Outputs, loss and gradients of the pooled batches in float64."""

@@ -91,15 +91,22 @@ def _thorough(stages: Stages, judged: Judged) -> None:
         judged.judge("FAIL", "different", f"the same on the pair's own inputs, but {what}: {failed.derivation}")
 
 
-def _curves(stages: Stages, judged: Judged) -> None:
-    """A training that leaves its envelope fails what has passed; to what has failed it adds the step."""
-    if not stages.options.curve or any(map(is_misfit, judged.rows)) or not stages.in_time("training curves"):
+def _trainings(stages: Stages, judged: Judged) -> None:
+    """A training that differs fails what has passed, and one without a finite number makes it vacuous.
+
+    To what has failed it adds what it found. An undecided row leaves a PASS what it is, and says so.
+    """
+    if not stages.options.curve or any(map(is_misfit, judged.rows)):
         return
-    found = stages.curves()
-    judged.rows += found
-    failed = first_of(found, "FAIL")
-    if failed is not None:
-        judged.fail(f"{failed.name} {failed.derivation.partition(':')[0]}")
+    for found in stages.trainings():
+        judged.rows += found
+        row = first_of(found, "FAIL") or first_of(found, "VACUOUS") or first_of(found, "ABSTAIN")
+        if row is None or (row.verdict == "ABSTAIN" and not judged.passes):
+            continue
+        what = f"{row.name} {row.derivation.partition(':')[0]}"
+        reason = f"{judged.reason}; {what}" if judged.reason else f"the functions agree, but {what}"
+        kept = row.verdict == "ABSTAIN" or judged.verdict == "FAIL"
+        judged.judge(judged.verdict if kept else row.verdict, judged.rung, reason)
 
 
 def _unpaired(stages: Stages, judged: Judged) -> None:
@@ -116,7 +123,7 @@ def _unpaired(stages: Stages, judged: Judged) -> None:
 
 
 #: What comes after the first question, in this order; each sees what was judged before.
-LATER: tuple[Callable[[Stages, Judged], None], ...] = (_precisions, _thorough, _curves, _unpaired)
+LATER: tuple[Callable[[Stages, Judged], None], ...] = (_precisions, _thorough, _trainings, _unpaired)
 
 
 def _work(stages: Stages, judged: Judged) -> Work:

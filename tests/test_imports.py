@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = ("jax", "jaxlib", "flax", "optax", "torch", "transformers")
-HEAVY = (*FRAMEWORKS, "numpy", "rich", "einops", "ml_dtypes", "safetensors")
+HEAVY = (*FRAMEWORKS, "numpy", "rich", "einops", "ml_dtypes", "safetensors", "scipy")
 HELP = "import sys; sys.argv = ['parity', '--help']; from parity.cli import main; main(prog_name='parity')"
 #: pytest on a file without tests, with no other plugin and none of this project's settings
 SESSION = (
@@ -51,6 +51,7 @@ LIGHT = {
     "parity.settings": ("import parity.settings, parity.acceptance", HEAVY),
     "parity.plugin": ("import parity.plugin", HEAVY),
     "a pytest session without pairs": (SESSION, HEAVY),
+    "parity.seeds": ("import parity.seeds", (*FRAMEWORKS, "scipy")),
     "parity.weights": ("import parity.weights", FRAMEWORKS),
     "parity.commands": ("import parity.commands", FRAMEWORKS),
     "presets": ("import jaxcore.presets, torchref.presets", FRAMEWORKS),
@@ -70,7 +71,7 @@ def test_loads_only_what_it_needs(name):
     assert not loaded(code) & set(forbidden)
 
 
-@pytest.mark.parametrize("package", ["numpy", "rich"])
+@pytest.mark.parametrize("package", ["numpy", "rich", "scipy"])
 @pytest.mark.parametrize("code", [HELP, SESSION], ids=["help", "session"])
 def test_a_planted_import_is_seen(package, code):
     assert package in loaded(code, planted=f"import {package}")
