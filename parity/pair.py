@@ -134,6 +134,8 @@ class Pair:
         formula: matmul FLOPs of one batch by a formula, "forward" and "forward_backward"; None: only counted.
         points: which point inside the reference is which of the candidate, by name, where neither values nor names
             show it.
+        dropout: None: as the sides stand, which then must not draw at random; "off": left out on both; "shared": the
+            n-th dropout of either side keeps the same elements.
         mutants: functions by name that return the pair with a fault in it, for `mutate` beside its own faults.
         notes: lines for the report: kernels named, where weights and text come from.
     """
@@ -148,5 +150,6 @@ class Pair:
     roundings: int = 1
     formula: Mapping[str, int] | None = None
     points: Mapping[str, str] = field(default_factory=dict)
+    dropout: str | None = None
     mutants: Mapping[str, Callable[[], Pair]] = field(default_factory=dict)
     notes: Sequence[str] = ()

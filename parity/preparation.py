@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .draws import OFF, SHARED
 from .errors import ParityUsageError
 from .links import Blocks, Link, Mapped
 from .matching import Matched, known_numbers, match_names, match_values
@@ -88,6 +89,8 @@ def prepare(pair: Pair, options: Options) -> Prepared:
     """
     if isinstance(pair.weights, Mapping):
         pair = replace(pair, weights=named_arrays("weights", pair.weights))
+    if pair.dropout not in (None, SHARED, OFF):
+        raise ParityUsageError(f"dropout: None, {SHARED!r} or {OFF!r}, got {pair.dropout!r}; choose one of them")
     form, batches = drawn(pair, options)
     sides = Sides.of(pair, form, options.device)
     sides.candidate.aliases = {

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .capture import Capture
+from .draws import Shape
 from .islands import Island
 from .links import Link
 from .runs import Arrays, Run, Step
@@ -35,6 +36,10 @@ class Runner(Protocol):
     @property
     def state(self) -> Arrays:
         """What a run may change."""
+
+    @property
+    def draws(self) -> Sequence[Shape]:
+        """The shapes of the shared random draws of the last run, or trace, of the model."""
 
     def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
         """Outputs and gradients of one batch; `lifted` widens every float32 island of a float64 run."""
@@ -109,6 +114,11 @@ class Around:
     def state(self) -> Arrays:
         """What a run may change."""
         return self.runner.state
+
+    @property
+    def draws(self) -> Sequence[Shape]:
+        """The shapes of the shared random draws of the last run."""
+        return self.runner.draws
 
     @property
     def aliases(self) -> Mapping[str, str]:

@@ -2,8 +2,8 @@
 
 Once training has amplified rounding for long enough, two runs of the same training have nothing in common but where
 they end on average. What is tested is that the two ends are near (two one-sided t-tests, Schuirmann 1987), not that no
-difference was found: too few seeds, or too scattered ones, decide nothing. The margin is an estimate as well: PASS holds
-it as it was found, FAIL as wide as it may be in truth.
+difference was found: too few seeds, or too scattered ones, decide nothing. The margin is an estimate as well: PASS
+takes it as it was found, FAIL as wide as it may be in truth.
 """
 
 from __future__ import annotations

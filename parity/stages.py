@@ -16,6 +16,7 @@ from .compare import errors_by_name, keep_largest, relative
 from .constants import excused
 from .curves import curve_rows
 from .derivative import derivative_rows
+from .draws import SHARED, refuse_other_draws
 from .errors import ParityUsageError
 from .formats import FORMATS
 from .islands import Island
@@ -172,6 +173,7 @@ class Stages:
         self.exact = self._agreeing_in_names(weights)
         if not self.sides.lifted:  # widened, the same sides run once more
             self._refuse_chance()
+            self._compare_draws()
         low = self.sides.reference_run(weights, self.pooled, "float32")
         outputs, gradients = kinds_of(self.exact)
         rows = self.judge.same_function(outputs, [run.outputs for run in low])
@@ -198,10 +200,19 @@ class Stages:
                 if gap > CHANCE:
                     raise ParityUsageError(
                         f"{label}: a function of its weights and inputs alone, got {name!r} that differs by {gap:.1g} "
-                        "between two runs; turn dropout off (module.eval()) or fix what it draws"
+                        "between two runs; turn dropout off (module.eval()), or say so in the "
+                        "Pair (dropout='shared' or 'off'), or fix what it draws"
                     )
             if not all_same_bits(([first], [second])):
                 self.notes += (f"{label}: two runs on the same numbers give other bits: it adds up in another order",)
+
+    def _compare_draws(self) -> None:
+        """Shared draws have to be the same ones; how many there were is said."""
+        if self.prepared.pair.dropout != SHARED:
+            return
+        drawn = self.sides.reference.draws, self.sides.candidate.draws
+        refuse_other_draws(self.sides.labels, drawn)
+        self.notes += (f"dropout: {len(drawn[0])} draws in each run, the same ones on both sides",)
 
     def model_steps(self) -> list[Row]:
         """Optimizer steps on the model's own gradients in float64."""

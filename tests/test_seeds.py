@@ -257,7 +257,7 @@ def test_a_wide_interval_abstains_and_says_how_many_seeds_would_decide():
     row = judged([9.0, 11.0], [-2.0, 2.1])
     assert row.verdict == "ABSTAIN"
     needed = seeds_needed(np.array([-2.0, 2.1]), 2 * np.sqrt(2))
-    assert f"is undecided, the interval reaches over the margin and about {needed} seeds would decide" in row.derivation
+    assert f"over the margin, known to a factor of 16, and about {needed} seeds would decide" in row.derivation
     # that many pairs of the same mean and spread do decide, one fewer do not
     for count, expected in ((needed, True), (needed - 1, False)):
         scattered = np.linspace(-1, 1, count)
@@ -305,13 +305,15 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
 
 def test_equal_trainings_that_share_nothing_are_seldom_called_different():
     found = outcomes(6, 0.0, paired=False, count=1000)
-    assert found["FAIL"] <= 0.006  # 0.2% of 4,000 (docs/numerics.md)
+    assert found["FAIL"] <= 0.003  # 0.1% of 4,000 (docs/numerics.md)
     assert 0.6 < found["PASS"] < 0.8
 
 
 def test_trainings_four_spreads_apart_never_pass():
     assert outcomes(6, 4.0, paired=False, count=400)["PASS"] <= 0.01
-    assert outcomes(6, 4.0, paired=True, count=400)["FAIL"] > 0.98
+    # the margin is known to a factor of 2.1 with six seeds
+    assert outcomes(6, 4.0, paired=True, count=400)["FAIL"] > 0.5
+    assert outcomes(6, 10.0, paired=True, count=400)["FAIL"] > 0.98
 
 
 def test_losses_that_are_paired_differ_by_rounding_alone():

@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...draws import Dropout
 from ...pair import Equinox, Jax, Linen
 from ...recognition import is_module, recognised
 from ...runs import Arrays, check_names, named_arrays
 from ...trees import ALONE, Form
+from .draws import replacing_dropout
 from .dtypes import linen_at, nnx_at, parameters_in
 
 Tree = Mapping[str, Any]
@@ -52,9 +54,17 @@ class Program(Protocol):
     `parameters` are differentiated; `state` are floats that a run may change; `counters` count what was drawn.
     """
 
-    parameters: Named
-    state: Named
-    counters: Mapping[str, Any]
+    @property
+    def parameters(self) -> Named:
+        """By name, in the side's own pytree."""
+
+    @property
+    def state(self) -> Named:
+        """By name, in the side's own pytree."""
+
+    @property
+    def counters(self) -> Mapping[str, Any]:
+        """By name."""
 
     def __call__(self, parameters: Tree, state: Tree, form: Form, inputs: Tree) -> tuple[Any, Tree]:
         """What the side returns for a batch, and the state that it leaves behind."""
@@ -106,8 +116,10 @@ class NnxProgram:
 class LinenProgram:
     """A flax.linen module; every collection of its variables but "params" is state."""
 
-    def __init__(self, module: Any, variables: Mapping[str, Any], call: Callable[..., Any] | None, precision: str):
-        self.precision = precision
+    def __init__(
+        self, module: Any, variables: Mapping[str, Any], call: Callable[..., Any] | None, precision: str, draws: bool
+    ):
+        self.precision, self.draws = precision, draws
         plain = {name: _unfrozen(value) for name, value in variables.items()}
         self.module, self.call = module, call
         self.parameters = Named.of(plain.pop("params", {}))
@@ -118,7 +130,9 @@ class LinenProgram:
     def __call__(self, parameters: Tree, state: Tree, form: Form, inputs: Tree) -> tuple[Any, Tree]:
         """The collections are mutable, so that running statistics can be compared."""
         variables = {"params": self.parameters.filled(parameters), **(self.state.filled(state) or {})}
-        how = {"method": self.call} if self.call else {}
+        how: dict[str, Any] = {"method": self.call} if self.call else {}
+        if self.draws:
+            how["rngs"] = {"dropout": jax.random.key(0)}  # asked for, and of no effect: the draws are the pair's
         apply = partial(self.module.apply, **how)
         with parameters_in(self.precision):
             if not self.collections:
@@ -141,6 +155,34 @@ class EquinoxProgram:
         return form.call(partial(self.call, module) if self.call else module, inputs), {}
 
 
+@dataclass
+class Dropping:
+    """A program with its dropout as the pair has it."""
+
+    program: Program
+    dropout: Dropout
+
+    @property
+    def parameters(self) -> Named:
+        """Of the program."""
+        return self.program.parameters
+
+    @property
+    def state(self) -> Named:
+        """Of the program."""
+        return self.program.state
+
+    @property
+    def counters(self) -> Mapping[str, Any]:
+        """Of the program."""
+        return self.program.counters
+
+    def __call__(self, parameters: Tree, state: Tree, form: Form, inputs: Tree) -> tuple[Any, Tree]:
+        """What the program gives."""
+        with self.dropout.run():
+            return self.program(parameters, state, form, inputs)
+
+
 class Model:
     """What a JAX side runs.
 
@@ -148,13 +190,15 @@ class Model:
         role: "reference" or "candidate", for messages.
         given: the side as it stands in the pair.
         weights: those that the pair gives, or None where the side holds its own.
+        dropout: as the pair has it.
 
     Raises:
         ParityUsageError: a module whose parameters are not those that the pair gives.
     """
 
-    def __init__(self, role: str, given: Any, weights: Arrays | None):
+    def __init__(self, role: str, given: Any, weights: Arrays | None, dropout: str | None = None):
         self.role, self.given, self.weights = role, given, weights
+        self.dropout = Dropout(dropout, replacing_dropout)
         self._programs: dict[str, Program] = {}
         self.side = self._side("float32")
         program = self.at("float32")
@@ -167,7 +211,7 @@ class Model:
     def at(self, precision: str) -> Program:
         """The side as it computes at a precision; traced anew for each, for what it holds may differ."""
         if precision not in self._programs:
-            self._programs[precision] = self._program(self._side(precision), precision)
+            self._programs[precision] = Dropping(self._program(self._side(precision), precision), self.dropout)
         return self._programs[precision]
 
     def tree(self, arrays: Tree) -> Any:
@@ -185,7 +229,8 @@ class Model:
 
     def _program(self, side: Jax | Linen | Equinox, precision: str) -> Program:
         if isinstance(side, Linen):
-            return LinenProgram(linen_at(side.module, precision), side.variables, side.call, precision)
+            drops = bool(self.dropout.mode)
+            return LinenProgram(linen_at(side.module, precision), side.variables, side.call, precision, drops)
         if isinstance(side, Equinox):
             return EquinoxProgram(side.module, side.call)
         if is_module(side.function, "flax.nnx"):

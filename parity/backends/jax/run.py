@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from ...capture import Capture
+from ...draws import Shape
 from ...islands import Island
 from ...pair import Pair
 from ...runs import MOMENTS, Arrays, Run, Step, is_float, loss_of, named_outputs, projection, scalar_loss
@@ -31,7 +32,7 @@ class JaxRunner:
     def __init__(self, role: str, pair: Pair, weights: Arrays | None, form: Form, device: str):
         self.device = jax.devices("gpu" if device == "cuda" else device)[0]
         self.form = form
-        self.model = Model(role, getattr(pair, role), weights)
+        self.model = Model(role, getattr(pair, role), weights, pair.dropout)
         self.side = self.model.side
         self.label = self.side.label
         self.own: Arrays = self.model.own
@@ -41,6 +42,11 @@ class JaxRunner:
         self.aliases: Mapping[str, str] = {}
         self._programs: dict[Any, Any] = {}
         self._runs = 0
+
+    @property
+    def draws(self) -> Sequence[Shape]:
+        """The shapes of the shared random draws of the last trace, or run where it is eager."""
+        return self.model.dropout.last.shapes
 
     @contextmanager
     def mode(self, precision: str) -> Iterator[None]:

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...draws import Dropout
 from ...pair import Torch
 from ...recognition import recognised
 from ...runs import Arrays, check_names, is_float
 from ...trees import Form, is_array, leaves, rebuilt, to_array
+from .draws import replacing_dropout
 from .islands import state_of
 from .versions import DTYPES, from_numpy
 
@@ -48,12 +50,13 @@ class Model:
         given: the side as it stands in the pair.
         names: of the weights that the pair gives, or None where the side holds its own.
         form: how the module is called.
+        dropout: as the pair has it.
 
     Raises:
         ParityUsageError: a module whose parameters are not those that the pair gives.
     """
 
-    def __init__(self, role: str, given: Any, weights: Arrays | None, form: Form):
+    def __init__(self, role: str, given: Any, weights: Arrays | None, form: Form, dropout: str | None = None):
         self.role, self.given, self.weights, self.form = role, given, weights, form
         self.side = self._side("float32")
         original = self._module(self.side)
@@ -64,6 +67,7 @@ class Model:
         self.state = {name: to_array(value) for name, value in state_of(original)}
         self._skeletons: dict[str, tuple[nn.Module, dict[str, list[Place]]]] = {}
         self._filled = ""
+        self.dropout = Dropout(dropout, replacing_dropout)
 
     def at(self, weights: Mapping[str, torch.Tensor], precision: str) -> nn.Module:
         """The module at a precision with these parameters and its first state; it holds them until the next call."""
@@ -83,7 +87,8 @@ class Model:
 
     def call(self, module: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any:
         """What the module returns for a batch."""
-        return self.form.call(partial(self.side.call, module) if self.side.call else module, inputs)
+        with self.dropout.run():
+            return self.form.call(partial(self.side.call, module) if self.side.call else module, inputs)
 
     def changed_state(self, module: nn.Module) -> dict[str, torch.Tensor]:
         """The floats among the module's state that the last call changed (running statistics)."""

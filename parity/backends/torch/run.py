@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ...capture import Capture
+from ...draws import Shape
 from ...errors import ParityUsageError
 from ...islands import Island
 from ...pair import Pair
@@ -26,7 +27,7 @@ class TorchRunner:
     """Runs a PyTorch side and its optimizer at the precision asked for; `role` is "reference" or "candidate"."""
 
     def __init__(self, role: str, pair: Pair, weights: Arrays | None, form: Form, device: str):
-        self.model = Model(role, getattr(pair, role), weights, form)
+        self.model = Model(role, getattr(pair, role), weights, form, pair.dropout)
         self.side = self.model.side
         self.label = self.side.label
         self.own: Arrays = self.model.own
@@ -35,6 +36,11 @@ class TorchRunner:
         self.loss = loss_of(role, pair)
         self.aliases: Mapping[str, str] = {}
         self.device = torch.device(device)
+
+    @property
+    def draws(self) -> Sequence[Shape]:
+        """The shapes of the shared random draws of the last run."""
+        return self.model.dropout.last.shapes
 
     @contextmanager
     def mode(self) -> Iterator[None]:
