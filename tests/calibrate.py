@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import click
 import numpy as np
@@ -25,10 +26,10 @@ def kind_of(name: str) -> str:
     return (found[1] or found[2]) if found else "output"
 
 
-def figures(job: tuple[int, int]) -> tuple[tuple[int, int], str, list[Figure]]:
+def figures(jit: bool, job: tuple[int, int]) -> tuple[tuple[int, int], str, list[Figure]]:
     """One random pair, by the seed of its hundred and its place: what went wrong ("" for nothing), and every row."""
     seed, index = job
-    result = random_check(random_configs(seed)[index], index)
+    result = random_check(random_configs(seed)[index], index, jit)
     alarm = "" if (result.verdict, result.rung) == ("PASS", "same-function") else result.reason
     return (
         job,
@@ -58,14 +59,15 @@ def table(found: list[Figure]) -> Iterator[str]:
 @click.option("--first", default=0, show_default=True, help="Of each hundred, the first config.")
 @click.option("--count", default=COUNT, show_default=True, help="How many of each hundred.")
 @click.option("--processes", default=2, show_default=True)
-def main(seeds: tuple[int, ...], first: int, count: int, processes: int) -> None:
+@click.option("--eager", is_flag=True, help="jaxcore operation by operation, over two batches and one step.")
+def main(seeds: tuple[int, ...], first: int, count: int, processes: int, eager: bool) -> None:
     """Check random pairs, print the table and what share of alarms it leaves possible."""
     found: list[Figure] = []
     alarms = 0
     jobs = [(seed, index) for seed in seeds for index in range(first, min(COUNT, first + count))]
     # not concurrent.futures: in Python 3.11 its pool hangs when it replaces a worker that has done its share
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=10) as pool:
-        for (seed, index), alarm, rows in pool.imap_unordered(figures, jobs):
+        for (seed, index), alarm, rows in pool.imap_unordered(partial(figures, not eager), jobs):
             found += rows
             alarms += bool(alarm)
             click.echo(f"config {index} of seed {seed}: {alarm or 'passes'}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,10 +74,16 @@ def _config(values: dict[str, Any]) -> ModelConfig:
     return ModelConfig(**values)
 
 
-def random_check(config: ModelConfig, index: int, **options: Any) -> Result:
-    """One config through the whole check, on text, at a prime length."""
+#: Of an eager check: compiled operation by operation JAX takes a minute or two for it.
+SHORT = {"batches": 2, "steps": 1}
+
+
+def random_check(config: ModelConfig, index: int, jit: bool = True, **options: Any) -> Result:
+    """One config through the whole check, on text, at a prime length; without `jit` jaxcore runs eagerly."""
     tokens = np.frombuffer(standard_library(40_000), np.uint8).astype(np.int64) % config.vocab_size
     pair = transformer_pair(
         f"random {index}", config, Source(tokens, "text"), batch=2 + index % 2, seq=(11, 13, 17)[index % 3], seed=index
     )
+    if not jit:
+        pair, options = replace(pair, candidate=replace(pair.candidate, jit=False)), {**SHORT, **options}
     return check(pair, Options(**{"seed": index, **options}))

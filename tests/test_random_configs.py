@@ -47,6 +47,13 @@ def test_every_correct_pair_passes(seed: int, index: int) -> None:
     assert_no_false_alarm(random_configs(seed)[index], index, "float32", "bfloat16")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("index", SLICE)
+def test_a_correct_pair_passes_eagerly(index: int) -> None:
+    result = random_check(CONFIGS[index], index, jit=False)
+    assert (result.verdict, result.rung, result.islands) == ("PASS", "same-function", ()), result.reason
+
+
 def effective(config: ModelConfig) -> dict[str, Any]:
     """The choices that make a difference to this model: RoPE's fields only where there is RoPE."""
     values = {name: getattr(config, name) for name in CHOICES if name != "group"}
