@@ -26,11 +26,8 @@ QUOTIENT_SLACK = 8
 def derivative_rows(sides: Sides, weights: Arrays, batch: Arrays, loss: object, seed: int) -> list[Row]:
     """A row for each side: its gradient along one random direction, and the quotient's.
 
-    ABSTAIN where they differ: a stop_gradient or a custom rule may be meant, and a kink has no derivative. No rows
-    where the loss is a function of the caller's, whose values stay with the side.
+    ABSTAIN where they differ: a stop_gradient or a custom rule may be meant, and a kink has no derivative.
     """
-    if callable(loss) or isinstance(loss, tuple | list):
-        return []
     generator = np.random.Generator(np.random.PCG64([seed, 3]))
     floats = {name: array for name, array in weights.items() if is_float(array)}
     direction = {name: generator.standard_normal(array.shape) * (rms(array) or 1.0) for name, array in floats.items()}
@@ -39,7 +36,7 @@ def derivative_rows(sides: Sides, weights: Arrays, batch: Arrays, loss: object, 
     rows = []
     for runner in (sides.reference, sides.candidate):
         with running(runner.label, "float64"):
-            rows.append(_row(sides, runner, weights, direction, batch, loss if isinstance(loss, str) else None))
+            rows.append(_row(sides, runner, weights, direction, batch, loss))
     return rows
 
 
@@ -52,7 +49,7 @@ def suspects(rows: list[Row]) -> str:
     return f"; a finite difference agrees with {right.name.split(' of ')[1]}'s gradient, not with the other's"
 
 
-def _row(sides: Sides, runner: Runner, weights: Arrays, direction: Arrays, batch: Arrays, loss: str | None) -> Row:
+def _row(sides: Sides, runner: Runner, weights: Arrays, direction: Arrays, batch: Arrays, loss: object) -> Row:
     def at(step: float) -> Run:
         moved = {
             name: array.astype(np.float64) + step * direction[name]
@@ -63,12 +60,10 @@ def _row(sides: Sides, runner: Runner, weights: Arrays, direction: Arrays, batch
 
     here = at(0.0)
     taken = sum(float(np.sum(here.gradients[name] * direction[name])) for name in direction if name in here.gradients)
-    quotients = [
-        (_loss(at(step).outputs, loss) - _loss(at(-step).outputs, loss)) / (2 * step) for step in (STEP, 2 * STEP)
-    ]
+    quotients = [(at(step).loss - at(-step).loss) / (2 * step) for step in (STEP, 2 * STEP)]
     extrapolated = (4 * quotients[0] - quotients[1]) / 3
     unit = FORMATS["float64"].unit_roundoff
-    noise = abs(quotients[0] - quotients[1]) * STEP + unit * _size(here.outputs, loss) / STEP
+    noise = abs(quotients[0] - quotients[1]) * STEP + unit * _size(here, loss) / STEP
     scale = max(abs(taken), abs(extrapolated)) or 1.0
     measured, bound = abs(taken - extrapolated) / scale, QUOTIENT_SLACK * noise / scale
     agrees = measured <= bound
@@ -87,18 +82,12 @@ def _row(sides: Sides, runner: Runner, weights: Arrays, direction: Arrays, batch
     )
 
 
-def _loss(outputs: Mapping[str, np.ndarray], loss: str | None) -> float:
-    """The number that was differentiated."""
+def _size(run: Run, loss: object) -> float:
+    """The sum of the sizes of what the loss adds up, which rounding is relative to; of another loss its own size."""
     if loss is not None:
-        return float(outputs[loss])
-    return sum(float(np.sum(value * projection(name, value.shape))) for name, value in _floats(outputs).items())
-
-
-def _size(outputs: Mapping[str, np.ndarray], loss: str | None) -> float:
-    """The sum of the sizes of what the loss adds up: what rounding is relative to."""
-    if loss is not None:
-        return abs(float(outputs[loss]))
-    return sum(float(np.sum(np.abs(value * projection(name, value.shape)))) for name, value in _floats(outputs).items())
+        return abs(run.loss)
+    outputs = _floats(run.outputs)
+    return sum(float(np.sum(np.abs(value * projection(name, value.shape)))) for name, value in outputs.items())
 
 
 def _floats(outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

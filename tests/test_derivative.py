@@ -74,3 +74,12 @@ def test_a_right_gradient_agrees_within_the_quotients_own_error() -> None:
     rows = [row for row in result.rows if row.group == "directional derivative"]
     assert [row.verdict for row in rows] == ["PASS", "PASS"]
     assert all(row.bound < 1e-6 for row in rows)
+
+
+def test_a_loss_of_the_callers_own_has_a_quotient_too() -> None:
+    losses = (lambda output: output.square().mean(), lambda output: (output**2).mean())
+    result = check(Pair("square", Torch(right), Jax(wrong), WEIGHTS, draw, loss=losses), SHORT)
+    assert "a finite difference agrees with torch's gradient, not with the other's" in result.reason
+    rows = [row for row in result.rows if row.group == "directional derivative"]
+    assert [row.verdict for row in rows] == ["PASS", "ABSTAIN"]
+    assert rows[0].bound < 1e-6
