@@ -32,6 +32,7 @@ from .seeds import seed_rows
 from .sides import Sides, perturbed, rounded
 from .streams import SHAPES, STREAM_STEPS, gradient_streams, small, stream_path
 from .sums import longest_sum, summation_factor
+from .ties import without_ties
 from .trees import ALONE
 
 Progress = Callable[[str], None]
@@ -177,6 +178,7 @@ class Stages:
         low = self.sides.reference_run(weights, self.pooled, "float32")
         outputs, gradients = kinds_of(self.exact)
         rows = self.judge.same_function(outputs, [run.outputs for run in low])
+        rows = without_ties(rows, self.exact, self.sides, weights, self.pooled, self.options.seed)
         self.zero, one_sided = self.judge.zero_gradients(gradients, [run.derivatives for run in low])
         if not self.options.grads:
             return rows
