@@ -189,7 +189,7 @@ def main(ctx: click.Context) -> None:
     "--dtype",
     "dtypes",
     multiple=True,
-    type=OneOf(["float64", "float32", "bfloat16", "float16"]),
+    type=OneOf(["float64", "float32", "bfloat16", "float16", "tensorfloat32"]),
     help="Judge this precision after float64; may be repeated.  [default: float32, bfloat16]",
 )
 @click.option(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from .formats import FORMATS
 from .pair import Operation
+from .rounding import to_bits
 from .runs import Arrays, Step, is_float, is_state
 
 Change = Callable[[Arrays], Arrays]
@@ -135,7 +137,9 @@ def _of_parameters(weights: Arrays, seed: int) -> Iterator[Mutant]:
         change = _at(name, _scaled(1 + SLIGHTLY))
         yield Mutant(f"parameter off by {SLIGHTLY:g}", name, change, gradients=change)
     for name in _some(floats, "rounded", seed):
-        yield Mutant("parameter rounded to bfloat16", name, _at(name, _to_bits(FORMATS["bfloat16"].precision)))
+        yield Mutant(
+            "parameter rounded to bfloat16", name, _at(name, partial(to_bits, bits=FORMATS["bfloat16"].precision))
+        )
 
 
 def _of_inputs(batch: Arrays, seed: int) -> Iterator[Mutant]:
@@ -191,13 +195,15 @@ def _coarser(precision: str) -> Mutant:
     bits = FORMATS[precision].precision
     fewer = FORMATS["bfloat16"].precision if precision == "float32" else bits - LOST
     kind = f"{precision} run with weights of {fewer} significand bits for {bits}"
-    return Mutant(kind, "every parameter", _all(_to_bits(fewer)), precision=precision)
+    return Mutant(kind, "every parameter", _all(partial(to_bits, bits=fewer)), precision=precision)
 
 
 def _coarser_operation(operation: Operation, precision: str) -> Mutant:
     bits = FORMATS[precision].precision - 1
     kind = f"{precision} operation one significand bit coarser"
-    return Mutant(kind, operation.name, precision=precision, operation=operation.candidate, result=_to_bits(bits))
+    return Mutant(
+        kind, operation.name, precision=precision, operation=operation.candidate, result=partial(to_bits, bits=bits)
+    )
 
 
 def _some(among: Iterable[str], kind: str, seed: int) -> list[str]:
@@ -289,16 +295,6 @@ def _one_changed(array: np.ndarray) -> np.ndarray:
     changed = array.copy()
     changed.flat[0] = not changed.flat[0] if array.dtype == bool else changed.flat[0] + 1
     return changed
-
-
-def _to_bits(bits: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Rounded to so many significand bits, ties to even, in the array's own type and range."""
-
-    def change(array: np.ndarray) -> np.ndarray:
-        significand, exponent = np.frexp(np.asarray(array, np.float64))
-        return np.asarray(np.ldexp(np.round(np.ldexp(significand, bits)), exponent - bits), array.dtype)
-
-    return change
 
 
 def _is_gain(array: np.ndarray) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .errors import ParityUsageError
-from .formats import FORMATS
+from .formats import FORMATS, TENSORFLOAT32
 
 DEVICES = ("cpu", "cuda")
 
@@ -44,6 +44,10 @@ class Options:
             if name not in FORMATS or name == "float64":
                 known = ", ".join(each for each in FORMATS if each != "float64")
                 raise ParityUsageError(f"precisions: of {known}, got {name!r}; float64 is always judged")
+        if TENSORFLOAT32 in self.precisions and self.device == "cpu":
+            raise ParityUsageError(
+                f"precisions: {TENSORFLOAT32} on a GPU, which alone has it, got cpu; use device cuda"
+            )
         if self.device not in DEVICES:
             raise ParityUsageError(f"device: one of {', '.join(DEVICES)}, got {self.device!r}; choose one of them")
         if self.steps and not self.grads:

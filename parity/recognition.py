@@ -42,10 +42,9 @@ def is_module(value: Any, package: str) -> bool:
 
 
 def _made(role: str, factory: Factory, precision: str) -> Any:
-    import ml_dtypes
-    import numpy as np
+    from .rounding import dtype_of
 
-    dtype = np.dtype(ml_dtypes.bfloat16 if precision == "bfloat16" else precision)
+    dtype = dtype_of(precision)
     try:
         return factory.make(dtype)
     except Exception as error:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from .acceptance import describe_accepted
 from .findings import BORN, INHERITED
+from .formats import TENSORFLOAT32
 from .result import Result, Row
 from .tables import (
     STYLES,
@@ -45,6 +46,10 @@ STAGES = {
     ),
     "bfloat16": WHOLE_MODEL_16,
     "float16": WHOLE_MODEL_16,
+    TENSORFLOAT32: (
+        "Whole model with float32 products in TensorFloat-32: each side against its own float64 run. Catches what loses "
+        "more than 11 bits of significand, and nothing finer."
+    ),
 }
 OPERATIONS = (
     "Each operation alone, on operands that are exact in this format: error in units of rounding the exact result "

@@ -12,6 +12,7 @@ from .formats import FORMATS
 from .islands import Island
 from .pair import Pair
 from .recognition import recognised
+from .rounding import dtype_of, to_bits
 from .runners import Runner
 from .runs import UNIT, Arrays, Path, Run, Step, Trained, is_float, running, walk
 from .trees import Form
@@ -159,9 +160,7 @@ def rounded(arrays: Arrays, precision: str) -> dict[str, np.ndarray]:
 
     What is finite but beyond the range of float32 becomes its largest number: masks are often written so.
     """
-    import ml_dtypes
-
-    dtype = np.dtype(ml_dtypes.bfloat16 if precision == "bfloat16" else precision)
+    dtype = dtype_of(precision)
     kept = {}
     for name, array in arrays.items():
         kept[name] = array
@@ -172,6 +171,8 @@ def rounded(arrays: Arrays, precision: str) -> dict[str, np.ndarray]:
         if is_float(array) and dtype != np.float32:
             with np.errstate(over="ignore"):  # infinite beyond the range of the format
                 kept[name] = kept[name].astype(dtype).astype(np.float32)
+        if is_float(array) and FORMATS[precision].held:
+            kept[name] = to_bits(kept[name], FORMATS[precision].precision)
     return kept
 
 

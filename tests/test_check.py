@@ -400,8 +400,12 @@ def test_a_parameter_that_the_loss_does_not_reach_is_zero_on_both_sides() -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precisions": ("float64",)}, "precisions: of float32, float16, bfloat16, got 'float64'"),
-        ({"precisions": ("tf32",)}, "precisions: of float32, float16, bfloat16, got 'tf32'"),
+        ({"precisions": ("float64",)}, "precisions: of float32, float16, bfloat16, tensorfloat32, got 'float64'"),
+        ({"precisions": ("tf32",)}, "precisions: of float32, float16, bfloat16, tensorfloat32, got 'tf32'"),
+        (
+            {"precisions": ("tensorfloat32",)},
+            "precisions: tensorfloat32 on a GPU, which alone has it, got cpu; use device",
+        ),
         ({"batches": 0}, "batches: at least 1, got 0"),
         ({"steps": -1}, "steps: at least 0, got -1"),
         ({"seed": -1}, "seed: at least 0, got -1"),

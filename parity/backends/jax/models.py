@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...draws import Dropout
+from ...formats import FORMATS
 from ...pair import Equinox, Jax, Linen
 from ...recognition import is_module, recognised
 from ...runs import Arrays, check_names, named_arrays
@@ -228,13 +229,14 @@ class Model:
         return side
 
     def _program(self, side: Jax | Linen | Equinox, precision: str) -> Program:
+        dtype = FORMATS[precision].dtype
         if isinstance(side, Linen):
             drops = bool(self.dropout.mode)
-            return LinenProgram(linen_at(side.module, precision), side.variables, side.call, precision, drops)
+            return LinenProgram(linen_at(side.module, dtype), side.variables, side.call, dtype, drops)
         if isinstance(side, Equinox):
             return EquinoxProgram(side.module, side.call)
         if is_module(side.function, "flax.nnx"):
-            return NnxProgram(nnx_at(side.function, precision), side.call)
+            return NnxProgram(nnx_at(side.function, dtype), side.call)
         params = Named() if side.params is None else Named.of(_unfrozen(side.params))
         return PlainProgram(side.function, params, side.params is None and self.weights is not None)
 

@@ -14,6 +14,7 @@ import optax
 
 from ...capture import Capture
 from ...draws import Shape
+from ...formats import FORMATS, TENSORFLOAT32
 from ...islands import Island
 from ...pair import Pair
 from ...runs import MOMENTS, Arrays, Run, Step, is_float, loss_of, named_outputs, projection, scalar_loss
@@ -50,8 +51,9 @@ class JaxRunner:
 
     @contextmanager
     def mode(self, precision: str) -> Iterator[None]:
-        """The type, the device and full-precision products (TensorFloat-32 off)."""
-        with x64(precision == "float64"), jax.default_device(self.device), jax.default_matmul_precision("highest"):
+        """The type, the device, and full-precision products: TensorFloat-32 off unless that is asked for."""
+        products = jax.default_matmul_precision(precision if precision == TENSORFLOAT32 else "highest")
+        with x64(precision == "float64"), jax.default_device(self.device), products:
             yield
 
     def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
@@ -294,7 +296,7 @@ def _cast(arrays: Arrays, precision: str) -> dict[str, jax.Array]:
     cast = {}
     for name, array in arrays.items():
         if is_float(array):
-            dtype = jnp.dtype(precision)
+            dtype = jnp.dtype(FORMATS[precision].dtype)
         else:
             whole = np.int64 if precision == "float64" else np.int32
             dtype = np.dtype(bool if array.dtype == bool else whole)

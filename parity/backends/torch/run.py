@@ -12,6 +12,7 @@ import torch
 from ...capture import Capture
 from ...draws import Shape
 from ...errors import ParityUsageError
+from ...formats import TENSORFLOAT32
 from ...islands import Island
 from ...pair import Pair
 from ...runs import MOMENTS, Arrays, Run, Step, is_float, loss_of, named_outputs, projection, scalar_loss
@@ -43,12 +44,15 @@ class TorchRunner:
         return self.model.dropout.last.shapes
 
     @contextmanager
-    def mode(self) -> Iterator[None]:
-        """Full-precision products: TensorFloat-32 and reduced-precision reductions off, restored afterwards."""
+    def mode(self, precision: str = "float64") -> Iterator[None]:
+        """Full-precision products: TensorFloat-32 (unless that is asked for) and reduced-precision reductions off.
+
+        What was set before is restored.
+        """
         matmul = torch.backends.cuda.matmul
         before = torch.get_float32_matmul_precision()
         reduced = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
-        torch.set_float32_matmul_precision("highest")
+        torch.set_float32_matmul_precision("high" if precision == TENSORFLOAT32 else "highest")
         matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
         try:
             yield
@@ -58,7 +62,7 @@ class TorchRunner:
 
     def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
         """Outputs and gradients of one batch."""
-        with self.mode():
+        with self.mode(precision):
             module = self._module(weights, precision)
             return self._run_once(module, *self._differentiable(batch, precision), lifted)
 
@@ -90,7 +94,7 @@ class TorchRunner:
 
     def evaluate(self, function: Callable[..., Any], draws: Sequence[Arrays], precision: str) -> list[np.ndarray]:
         """One operation on its own."""
-        with self.mode(), torch.no_grad():
+        with self.mode(precision), torch.no_grad():
             return [to_numpy(function(*self._cast(operands, precision).values())) for operands in draws]
 
     def nudge(self, weights: Arrays, batch: Arrays, seed: int) -> Run:
@@ -120,7 +124,7 @@ class TorchRunner:
         lifted: bool = False,
     ) -> tuple[Arrays, Capture]:
         """A run's outputs and points; it goes on with the values that are fed in, and starts back with `back`."""
-        with self.mode():
+        with self.mode(precision):
             module = self._module(weights, precision)
             with capturing(module, feed=feed, back=back) as recording:
                 outputs, _ = self._backward(module, self._differentiable(batch, precision)[0], lifted, recording)
@@ -221,7 +225,7 @@ class TorchRunner:
     ) -> Iterator[Step]:
         optimizer = self._optimizer(named)
         for index, item in enumerate(items):
-            with self.mode():  # left while the caller looks at the step: the switches are the whole process's
+            with self.mode(precision):  # left while the caller looks at the step: the switches are the whole process's
                 with torch.no_grad():
                     for name, value in self._cast(points[index], precision).items():
                         named[name].copy_(value)

@@ -6,8 +6,10 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from ...formats import FORMATS
+
 #: NumPy's name of a format to PyTorch's; `torch.float32` is spelt the same in every release that is supported.
-DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
+DTYPES = {name: getattr(torch, each.dtype) for name, each in FORMATS.items()}
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
