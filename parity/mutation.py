@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from .alike import acts_alike
 from .errors import ParityUsageError
 from .findings import KILLED, SURVIVED, UNTOUCHED, Planted
 from .mutants import NONE, Mutant, mutants
@@ -15,6 +14,7 @@ from .preparation import Prepared, prepare
 from .result import Row
 from .stages import Stages
 from .thorough import thorough_rows
+from .unreached import acts_alike
 
 Rows = Iterator[list[Row]]
 #: The kind of the faults that a pair brings along.

@@ -17,12 +17,12 @@ import torch
 
 import parity
 from parity import Options, Pair, Result
-from parity.alike import acts_alike
 from parity.findings import KILLED, SURVIVED, UNTOUCHED, Planted, mutation_score
 from parity.mutants import EACH, NONE, Mutant, mutants
 from parity.planting import Mutated, Remembered
 from parity.preparation import prepare
 from parity.stages import Stages
+from parity.unreached import acts_alike
 
 RATE = 0.01
 QUICK = Options(precisions=(), batches=1, steps=2, flops=False, mutate=True)
