@@ -7,6 +7,7 @@ fresh seeds, and CHANGELOG.md ("Numerics") holds the figures. A factor that is a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -32,6 +33,8 @@ ENVELOPE_SLACK = 4
 SEED_SPREADS = 2
 #: Level of each of the two one-sided t-tests over seeds, so that their interval is one of 90%: a convention.
 ONE_SIDED = 0.05
+#: By how much of one rounding a side may be too large throughout: a convention, as much as float32 inside may add.
+SCALE_SHARE = 0.3
 #: Slack over the root-mean-square growth of rounding errors along the longest path: a convention.
 PATH_SLACK = 8
 
@@ -143,6 +146,23 @@ def accuracy_bound(other_error: float, rounded: float, errors: int, floor: Bound
     )
 
 
+def own_floor(dtype: str, roundings: int) -> Bound:
+    """What the better side may always be off by: half of the digits that the format has, or the floor of its path.
+
+    None for 16-bit formats. A function has constants that one unit in the last place of weights and inputs does not
+    move: the angles of RoPE, a position times a rate, are off by thousands of units on both sides.
+
+    Args:
+        dtype: the working precision.
+        roundings: products added along the longest path.
+    """
+    floor = path_floor(dtype, roundings)
+    half = math.sqrt(FORMATS[dtype].unit_roundoff)
+    if floor is NO_FLOOR or floor.value >= half:
+        return floor
+    return Bound(half, f"{half:.2g} (convention), half of the digits of {dtype}")
+
+
 def own_bound(rounded: float, errors: int, floor: Bound, response: float) -> Bound:
     """For the relative error of the better side against its own float64 run: both sides may be wrong alike.
 
@@ -166,6 +186,40 @@ def own_bound(rounded: float, errors: int, floor: Bound, response: float) -> Bou
         f"{slack:.3g} ({why}) x (one rounding + {response:.2g}, which one unit in the last place of weights and inputs "
         "does to the exact result)",
     )
+
+
+def scale_bound(apart: Sequence[float], errors: Sequence[float], rounded: float, count: int) -> Bound:
+    """For the mean difference of the shares by which the two sides are too large, over batches drawn independently.
+
+    The shares of two sides that round to nearest are zero on average. Their difference is tested as it varies between
+    batches (Student's t), and as the errors of both sides let it vary, since these may be the same in every batch where
+    the inputs hardly change. Both quantiles are at FALSE_ALARMS. What is left must be more than a convention.
+
+    Args:
+        apart: the difference of the shares, batch by batch; two at least.
+        errors: relative root mean square error of either side.
+        rounded: that of rounding the exact result once.
+        count: how many independent errors there are.
+    """
+    degrees = len(apart) - 1
+    batches = math.sqrt(degrees) * sinh_chance(degrees) * float(np.std(apart, ddof=1)) / math.sqrt(len(apart))
+    within = sinh_chance(count) * math.hypot(*errors)
+    least = SCALE_SHARE * rounded
+    value = max(batches, within, least)
+    return Bound(
+        value,
+        f"{SCALE_SHARE} (convention) of one rounding {rounded:.2g}, at least {within:.2g}, chance over {count} errors, "
+        f"and {batches:.2g}, chance over {len(apart)} batches",
+    )
+
+
+def sinh_chance(degrees: int) -> float:
+    """Student's t over the root of its degrees of freedom, exceeded in either direction FALSE_ALARMS of the time.
+
+    t = sqrt(n) sinh(y) has the density sech(y)^n in y, which is that of `chance`.
+    """
+    ratio = chance(degrees)
+    return (ratio - 1 / ratio) / 2
 
 
 def envelope_bound(envelope: float, size: float) -> Bound:

@@ -9,7 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from .bounds import NO_FLOOR, Bound, accuracy_bound, float64_bound, own_bound, path_floor, zero_bound
+from . import alike
+from .bounds import NO_FLOOR, Bound, accuracy_bound, float64_bound, own_bound, own_floor, path_floor, zero_bound
 from .compare import (
     Structure,
     different,
@@ -28,6 +29,7 @@ from .compare import (
 )
 from .result import Row
 from .runs import INPUT, Arrays, is_float
+from .scale import same_scale
 
 Errors = Mapping[str, float]
 
@@ -154,12 +156,9 @@ class Judge:
 
         `spread` holds, for each side, the largest errors of its twins: a side is as accurate as its worst neighbour.
         `response(name)` is how far one unit in the last place moves the exact tensor: what is much further from it is
-        wrong on both sides (bounds.own_bound).
+        wrong on both sides (bounds.own_bound), as is what has left the range of the format (alike.in_range).
         """
         rows = self._broken(low, precision)
-        # clean models come within 3 x of what one unit does in 16 bits, but 300 x in float32, and 40 x where gradients
-        # underflow in float16, which has no remedy but a scaled loss: there an overflow alone is told
-        narrow = path_floor(precision, 1) is NO_FLOOR and (exact.kind, precision) != ("gradient", "float16")
         for name in low.names():
             if name in zero or name not in exact.reference[0] or name not in exact.candidate[0]:
                 continue
@@ -180,9 +179,13 @@ class Judge:
             truth = truths[0] if left_range else ()
             row = self._row(low, name, precision, errors[worse], bound, values[1], truth)
             overflowed = any(misplaced(value, exact) for value, exact in zip(values[worse], truths[worse], strict=True))
-            if response and row.verdict != "FAIL" and (narrow or overflowed) and any(map(rms, truths[0])):
-                least = floor or path_floor(precision, self.roundings)
-                row = _wrong_alike(row, min(errors), partial(own_bound, once, count, least), partial(response, name))
+            row = alike.in_range(row, values, truths, precision)
+            held = overflowed or alike.held(exact.kind, precision, min(errors), count)
+            if response and held and any(map(rms, truths[0])):
+                own = partial(own_bound, once, count, own_floor(precision, self.roundings))
+                row = alike.accurate(row, min(errors), own, partial(response, name))
+            if exact.kind == "output" and path_floor(precision, 1) is NO_FLOOR:
+                row = same_scale(row, values, truths, errors, once, count)
             rows.append(row)
         return rows + [self._same_choices(exact, low, name, precision) for name in low.names(floating=False)]
 
@@ -289,17 +292,6 @@ class Judge:
             )
             for problem in batches.problems()
         ]
-
-
-def _wrong_alike(row: Row, error: float, bound_for: Callable[[float], Bound], response: Callable[[], float]) -> Row:
-    """The row, a failure if even the better side is not what its float64 run says."""
-    if error <= bound_for(0.0).value:
-        return row
-    bound = bound_for(response())
-    if error <= bound.value:
-        return row
-    what = f"both sides are wrong alike: {bound.derivation}"
-    return replace(row, measured=error, bound=bound.value, derivation=what, verdict="FAIL")
 
 
 def label_of(kind: str, name: str) -> str:

@@ -85,14 +85,15 @@ def find_layouts(a: np.ndarray, b: np.ndarray, equal: Callable[[np.ndarray, np.n
     A kernel turned round, features that were flattened in another order, gates or rotary pairs sorted otherwise.
     """
     found = False
-    for layout in _plain_layouts(a, b, equal):
+    for layout in plain_layouts(a, b, equal):
         found = True
         yield layout
     if not found:
         yield from _reordered(a, b, equal)
 
 
-def _plain_layouts(a: np.ndarray, b: np.ndarray, equal: Callable[[np.ndarray, np.ndarray], bool]) -> Iterator[Layout]:
+def plain_layouts(a: np.ndarray, b: np.ndarray, equal: Callable[[np.ndarray, np.ndarray], bool]) -> Iterator[Layout]:
+    """The layouts that take `a` to `b` and order no axis anew."""
     flat = b.reshape(-1)
     head = min(flat.size, 64)
     for layout in layouts(a.shape, b.shape):

@@ -36,17 +36,32 @@ class Move(NamedTuple):
 
 
 class Link(Protocol):
-    """Takes parameters, and all that has their shapes, from the reference's names and layouts to the candidate's."""
+    """Takes parameters, and all that has their shapes, from the reference's names and layouts to the candidate's.
+
+    Where numbers are moved and nothing is computed from them, gradients and moments go the way that parameters go.
+    """
 
     def forward(self, arrays: Arrays) -> dict[str, np.ndarray]:
         """The candidate's out of the reference's."""
 
     def backward(self, arrays: Arrays) -> dict[str, np.ndarray]:
-        """The reference's out of the candidate's."""
+        """The reference's gradients and first moments out of the candidate's."""
+
+    def squares(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """The reference's second moments out of the candidate's."""
+        return self.backward(arrays)
+
+    def gradients(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """The candidate's gradients out of the reference's."""
+        return self.forward(arrays)
+
+    def stepped(self, arrays: Arrays, start: Arrays) -> dict[str, np.ndarray]:
+        """The reference's parameters out of the candidate's, after a step from the reference's `start`."""
+        return self.backward(arrays)
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(Link):
     """A link by moves.
 
     `sources` and `targets` are the shapes of each side's parameters. `apart` are those that have no counterpart: they
@@ -71,7 +86,7 @@ class Blocks:
         for move in self.moves:
             if move.source in arrays:
                 value = move.layout.there(part(arrays[move.source], move.source_cut))
-                _put(moved, move.target, move.target_cut, value, self.targets)
+                put(moved, move.target, move.target_cut, value, self.targets)
         if any(name in self.sources for name in arrays):
             moved |= self.kept
         return {name: moved[name] for name in self.targets if name in moved}
@@ -82,12 +97,12 @@ class Blocks:
         for move in self.moves:
             if move.target in arrays:
                 value = move.layout.back(part(arrays[move.target], move.target_cut))
-                _put(moved, move.source, move.source_cut, value, self.sources)
+                put(moved, move.source, move.source_cut, value, self.sources)
         return {name: moved[name] for name in self.sources if name in moved}
 
 
 @dataclass(frozen=True)
-class Mapped:
+class Mapped(Link):
     """A link by a WeightMap, whose sources are the reference's parameters and whose targets are the candidate's."""
 
     rules: tuple[Rule, ...]
@@ -145,9 +160,10 @@ def _index(cut: Cut) -> tuple[slice | int, ...]:
     return (*[slice(None)] * axis, start if stop is None else slice(start, stop))
 
 
-def _put(
+def put(
     moved: dict[str, np.ndarray], name: str, cut: Cut | None, value: np.ndarray, shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
+    """Writes a block into its place in an array of `moved`."""
     if cut is None:
         moved[name] = value
     else:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .conversions import Converted, converted
 from .draws import OFF, SHARED
 from .errors import ParityUsageError
-from .links import Blocks, Link, Mapped
+from .links import Blocks, Mapped
 from .matching import Matched, known_numbers, match_names, match_values
 from .options import Options
 from .pair import Pair
@@ -39,6 +40,7 @@ class Prepared:
     batches: list[Arrays]
     pooled: int
     unpaired: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    notes: tuple[str, ...] = ()
 
 
 def unpaired_rows(prepared: Prepared) -> list[Row]:
@@ -150,7 +152,9 @@ def _loaded(prepared: Prepared) -> Prepared:
     matched = match_values(reference, candidate)
     if matched.open:
         matched = _settled(prepared, matched, reference)
-    return replace(_linked(prepared, matched.link, reference), unpaired=matched.link.apart)
+    link = converted(matched.link, reference, candidate)
+    notes = link.notes if isinstance(link, Converted) else ()
+    return replace(_linked(prepared, link, reference), unpaired=link.apart, notes=notes)
 
 
 def _settled(prepared: Prepared, matched: Matched, reference: Arrays) -> Matched:
@@ -163,9 +167,9 @@ def _settled(prepared: Prepared, matched: Matched, reference: Arrays) -> Matched
     return matched.settled(mine.gradients, theirs.gradients)
 
 
-def _linked(prepared: Prepared, link: Link, reference: Arrays) -> Prepared:
+def _linked(prepared: Prepared, link: Blocks | Converted | Mapped, reference: Arrays) -> Prepared:
     sides = prepared.sides
     if not isinstance(link, Blocks) or not link.trivial:
-        unpaired = frozenset(link.apart[0]) if isinstance(link, Blocks) else frozenset()
+        unpaired = frozenset() if isinstance(link, Mapped) else frozenset(link.apart[0])
         sides = Sides(sides.reference, Linked(sides.candidate, link), unpaired=unpaired)
     return replace(prepared, sides=sides, weights=rounded(reference, "float32"))

@@ -194,7 +194,8 @@ class Linked(Around):
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
     ) -> Iterator[Step]:
         """One optimizer step per batch."""
-        return self._back(self.runner.steps(Forward(points, self.link), batches, precision, lifted=lifted))
+        steps = self.runner.steps(Forward(points, self.link.forward), batches, precision, lifted=lifted)
+        return self._back(steps, points)
 
     def follow(
         self, points: Sequence[Arrays], gradients: Sequence[Arrays], precision: str, *, lifted: bool = False
@@ -202,8 +203,8 @@ class Linked(Around):
         """One optimizer step per given gradient; synthetic parameters have no names of the model's, and stay."""
         if not self.link.forward(points[0]):
             return self.runner.follow(points, gradients, precision, lifted=lifted)
-        moved = Forward(points, self.link), Forward(gradients, self.link)
-        return self._back(self.runner.follow(*moved, precision, lifted=lifted))
+        moved = Forward(points, self.link.forward), Forward(gradients, self.link.gradients)
+        return self._back(self.runner.follow(*moved, precision, lifted=lifted), points)
 
     def nudge(self, weights: Arrays, batch: Arrays, seed: int) -> Run:
         """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
@@ -235,9 +236,10 @@ class Linked(Around):
         """Matmul FLOPs of one batch."""
         return self.runner.count(self.link.forward(weights), batch)
 
-    def _back(self, steps: Iterator[Step]) -> Iterator[Step]:
-        for step in steps:
-            yield Step(*(self.link.backward(each) for each in (step.parameters, step.mu, step.nu)))
+    def _back(self, steps: Iterator[Step], points: Sequence[Arrays]) -> Iterator[Step]:
+        for index, step in enumerate(steps):
+            parameters = self.link.stepped(step.parameters, points[index])
+            yield Step(parameters, self.link.backward(step.mu), self.link.squares(step.nu))
 
 
 @dataclass(frozen=True)
@@ -245,10 +247,10 @@ class Forward(Sequence[Arrays]):
     """Parameters of the other side that are moved when they are read: a path holds many times the model."""
 
     points: Sequence[Arrays]
-    link: Link
+    move: Callable[[Arrays], Arrays]
 
     def __len__(self) -> int:
         return len(self.points)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.link.forward(self.points[index])
+        return self.move(self.points[index])

@@ -56,7 +56,7 @@ def check(
         zero_gradients=tuple(sorted(stages.zero)),
         work=work,
         planted=tuple(judged.planted),
-        notes=(*pair.notes, *stages.notes),
+        notes=(*pair.notes, *prepared.notes, *stages.notes),
         environment=environment(options.device),
         seconds=time.perf_counter() - started,
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import t as student
 
 from parity import bounds
 from parity.bounds import (
@@ -17,7 +18,11 @@ from parity.bounds import (
     chance,
     float64_bound,
     optimizer_floor,
+    own_bound,
+    own_floor,
     path_floor,
+    scale_bound,
+    sinh_chance,
     zero_bound,
 )
 from parity.formats import FORMATS
@@ -94,6 +99,36 @@ def test_an_accurate_side_binds_the_other_and_never_below_one_rounding(
 def test_sixteen_bit_formats_have_no_floor_of_their_path() -> None:
     assert path_floor("bfloat16", 10_000) == path_floor("float16", 10_000) == NO_FLOOR
     assert path_floor("float32", 10_000).value == pytest.approx(8 * 2.0**-24 * 100)
+
+
+def test_both_sides_may_lose_half_of_the_digits_of_float32_and_none_of_sixteen_bits() -> None:
+    assert own_floor("bfloat16", 100) == own_floor("float16", 100) == NO_FLOOR
+    assert own_floor("float32", 100).value == 2.0**-12
+    assert own_floor("float32", 10**6) == path_floor("float32", 10**6), "a longer path may lose more"
+
+
+@given(error, error, count)
+def test_both_sides_are_held_against_what_one_unit_does(rounded: float, response: float, errors: int) -> None:
+    bound = own_bound(rounded, errors, NO_FLOOR, response).value
+    assert bound >= bounds.OWN_SLACK * (rounded + response) * (1 - 1e-12)
+    assert own_bound(rounded, errors, NO_FLOOR, 2 * response).value > bound
+    assert own_bound(1e-9, 1000, own_floor("float32", 100), 1e-9) == own_floor("float32", 100)
+
+
+@pytest.mark.parametrize("degrees", [1, 3, 7, 50])
+def test_students_t_follows_from_chance(degrees: int) -> None:
+    expected = float(student.isf(bounds.FALSE_ALARMS / 2, degrees))
+    assert math.sqrt(degrees) * sinh_chance(degrees) == pytest.approx(expected, rel=0.05)
+
+
+def test_a_scale_is_held_against_both_chances_and_a_convention() -> None:
+    many = 10**6
+    assert scale_bound([1e-3, 1e-3], (1e-6, 1e-6), 1e-3, many).value == bounds.SCALE_SHARE * 1e-3
+    few = scale_bound([1e-3] * 8, (3e-3, 4e-3), 1e-3, 8)
+    assert few.value == pytest.approx(5e-3 * sinh_chance(8)), "the errors may be the same in every batch"
+    wide = scale_bound([1e-3, -1e-3], (1e-6, 1e-6), 1e-3, many)
+    assert wide.value == pytest.approx(1e-3 * sinh_chance(1)), "two batches tell next to nothing"
+    assert wide.value > 100
 
 
 def test_the_floor_of_optimizers_is_what_optax_needs_and_not_much_more() -> None:

@@ -179,7 +179,7 @@ def nadam_without_its_schedule(fixed: bool) -> Pair:
     return trained(lambda params: torch.optim.NAdam(params, RATE), candidate)
 
 
-@known("optax #1755", precisions=("float16",), missed="what leaves the range on both sides in a step is undecided")
+@known("optax #1755", precisions=("float16",))
 def adam_eps_below_float16(fixed: bool) -> Pair:
     eps = 1e-6 if fixed else 1e-8
     return trained(lambda params: torch.optim.Adam(params, RATE, eps=eps), optax.adam(RATE, eps=eps))

@@ -17,7 +17,6 @@ from flax import nnx
 from parity import Jax, Linen, Pair, Torch
 
 known = Cases()
-CONVERTED = "one side's weights are computed from the other's: no tensor has an equal, and the conversion was rounded"
 
 
 class Layers(nn.Module):
@@ -153,7 +152,7 @@ def norm_scale_without_the_one(fixed: bool) -> Pair:
     return Pair("rms norm", module, Jax(gemma, {"scale": module.weight.detach().numpy()}), inputs=normal(8, 64))
 
 
-@known("transformers #29402", alarm=CONVERTED)
+@known("transformers #29402")
 def norm_scale_converted(fixed: bool) -> Pair:
     module = torch.nn.RMSNorm(64, eps=1e-6)
     module.weight.data = torch.tensor(1 + drawn(64, scale=0.1))
@@ -190,7 +189,7 @@ def lstm(bias: Any) -> Pair:
     )
 
 
-@known("flax #3746", grads=False, alarm=CONVERTED)
+@known("flax #3746")
 def one_of_two_biases(fixed: bool) -> Pair:
     return lstm(lambda weights: weights["bias_hh_l0"] + (weights["bias_ih_l0"] if fixed else 0))
 

@@ -358,11 +358,15 @@ def test_a_needlessly_inaccurate_side_fails_although_the_functions_agree() -> No
     assert result.first_difference.stage == "float32"
 
 
-def test_what_leaves_the_range_of_float16_on_both_sides_is_undecided_and_nothing_else_is_lost() -> None:
+def test_a_step_that_leaves_the_range_of_float16_on_both_sides_fails_and_nothing_else_is_lost() -> None:
     # Adam's eps of 1e-8 is zero in float16, and so is the second moment: nothing is left but 0 / 0
     result = check(PAIR, replace(SHORT, precisions=("float16",)))
-    assert (result.verdict, result.rung) == ("PASS", "same-function"), result.reason
-    assert row(result, "step parameters w", "float16").verdict == "ABSTAIN"
+    assert (result.verdict, result.rung) == ("FAIL", "same-function"), result.reason
+    step = row(result, "step parameters w", "float16")
+    assert step.verdict == "FAIL"
+    assert step.derivation.startswith("both sides are wrong alike: ")
+    assert step.derivation.endswith("elements are NaN or infinite, their float64 is finite and in range")
+    assert row(result, "near-eps stream parameters matrix", "float16").verdict == "FAIL"
     assert row(result, "hidden", "float16").verdict == "PASS"
 
 
@@ -717,7 +721,10 @@ def test_an_optimizer_that_is_another_one_is_no_island() -> None:
 
 @pytest.mark.parametrize("precisions", [("bfloat16", "float32"), ("bfloat16", "float16"), ("float32", "float16")])
 def test_the_precisions_may_come_in_any_order(precisions: tuple[str, ...]) -> None:
-    result = check(PAIR, replace(SHORT, precisions=precisions))
+    # an eps that float16 holds
+    reference = replace(REFERENCE, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3, eps=1e-6))
+    candidate = replace(CANDIDATE, optimizer=optax.adam(1e-3, eps=1e-6))
+    result = check(replace(PAIR, reference=reference, candidate=candidate), replace(SHORT, precisions=precisions))
     assert (result.verdict, list(dict.fromkeys(row.stage for row in result.rows))) == ("PASS", ["float64", *precisions])
 
 

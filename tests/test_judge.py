@@ -207,6 +207,121 @@ def test_overflow_on_both_sides_abstains_where_the_truth_is_finite() -> None:
     assert accuracy_row(exact, low, low, "float16").verdict == "PASS"
 
 
+@pytest.mark.parametrize(
+    ("bad", "precision", "dtype"),
+    [(NAN, "float16", np.float16), (-INF, "bfloat16", ml_dtypes.bfloat16), (NAN, "float32", np.float32)],
+)
+def test_what_is_no_number_on_both_sides_fails_where_the_truth_is_one_in_range(
+    bad: float, precision: str, dtype: Any
+) -> None:
+    exact = np.zeros(SHAPE)  # a step from a gradient of zero: no response is asked for, the truth moves nowhere
+    low = exact.astype(dtype)
+    assert accuracy_row(exact, low, low, precision).verdict == "PASS"
+    low[3, 4] = bad
+    row = accuracy_row(exact, low, low, precision)
+    assert (row.verdict, row.measured, row.bound) == ("FAIL", INF, 0.0)
+    what = "1 of 437 elements are NaN or infinite, their float64 is finite and in range"
+    assert row.derivation == f"both sides are wrong alike: {what}"
+    elsewhere = exact.astype(dtype)
+    elsewhere[5, :2] = bad
+    assert accuracy_row(exact, low, elsewhere, precision).derivation == f"both sides are wrong alike: 1 and 2{what[1:]}"
+
+
+def test_the_side_that_is_no_number_is_named_where_the_other_is_wrong_otherwise() -> None:
+    exact = np.zeros(SHAPE)
+    nan, small = exact.astype(np.float16), exact.astype(np.float16)
+    nan[3, 4], small[3, 4] = NAN, 1e-3
+    for sides, label in (((nan, small), "reference"), ((small, nan), "candidate")):
+        row = accuracy_row(exact, *sides, "float16")
+        assert row.verdict == "FAIL"
+        assert row.derivation.startswith(f"{label} is wrong: 1 of 437 elements")
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "dtype", "verdict"),
+    [
+        ("output", "float32", np.float32, "FAIL"),
+        ("gradient", "float32", np.float32, "PASS"),
+        ("output", "bfloat16", ml_dtypes.bfloat16, "FAIL"),
+        ("gradient", "bfloat16", ml_dtypes.bfloat16, "FAIL"),
+        ("output", "float16", np.float16, "FAIL"),
+        ("gradient", "float16", np.float16, "PASS"),
+    ],
+)
+def test_two_sides_that_are_wrong_alike_are_held_against_what_one_unit_does(
+    kind: str, precision: str, dtype: Any, verdict: str
+) -> None:
+    x = normal(0, (61, 67))
+    wrong = noisy(x, 0.3).astype(dtype)
+    exact, low = Batches(kind, [{"x": x}], [{"x": x}]), Batches(kind, [{"x": wrong}], [{"x": wrong}])
+
+    def judged(response: float) -> Row:
+        (row,) = JUDGE.same_accuracy(exact, low, precision, response=lambda name: response)
+        return row
+
+    assert judged(1e-4).verdict == verdict
+    assert judged(1e-2).verdict == "PASS", "an ill-conditioned function is as far off by itself"
+    if verdict == "FAIL":
+        assert judged(1e-4).derivation.startswith(
+            "both sides are wrong alike: 32 (convention) x (one rounding + 0.0001"
+        )
+
+
+def test_half_of_the_digits_of_float32_may_be_lost_on_both_sides() -> None:
+    x = normal(0, (61, 67))
+    exact = Batches("output", [{"x": x}], [{"x": x}])
+    for error, verdict in ((2.0**-12.5, "PASS"), (2.0**-11.5, "FAIL")):
+        low = Batches("output", *([{"x": noisy(x, error).astype(np.float32)}] for _ in range(2)))
+        (row,) = JUDGE.same_accuracy(exact, low, "float32", response=lambda name: 0.0)
+        assert row.verdict == verdict
+
+
+def test_an_output_without_a_digit_in_float32_or_of_few_numbers_is_not_held_against_one_unit() -> None:
+    """1 - sum(softmax(x)) is zero in theory; sin(x) - sin(1.0000001 x) is a remainder of a constant's last place."""
+
+    def judged(error: float, shape: tuple[int, ...], precision: str = "float32") -> str:
+        x = normal(0, shape)
+        low = x + error * rms(x) * np.sign(normal(1, shape))
+        exact, both = (
+            Batches("output", [{"x": x}], [{"x": x}]),
+            Batches("output", *([{"x": low.astype(np.float32)}],) * 2),
+        )
+        (row,) = JUDGE.same_accuracy(exact, both, precision, response=lambda name: 1e-9)
+        return row.verdict
+
+    assert judged(0.3, (61, 67)) == "FAIL"
+    assert judged(1.5, (61, 67)) == "ABSTAIN"
+    assert judged(0.3, (1,)) == "ABSTAIN"
+    assert judged(INF, (61, 67)) == "FAIL"
+
+
+def scaled_row(factor: float, batches: int = 8, kind: str = "output", shape: tuple[int, ...] = (61, 67)) -> Row:
+    """The candidate multiplies by a factor before it rounds to bfloat16; the exact results of both are the same."""
+    xs = [normal(seed, shape) for seed in range(batches)]
+    sides = [[{"x": (x * times).astype(ml_dtypes.bfloat16)} for x in xs] for times in (1.0, factor)]
+    exact = [{"x": x} for x in xs]
+    (row,) = JUDGE.same_accuracy(Batches(kind, exact, exact), Batches(kind, *sides), "bfloat16")
+    return row
+
+
+@pytest.mark.parametrize(("factor", "how"), [(55.5 / 3072**0.5, "large"), (1 - 1.3e-3, "small")])
+def test_a_constant_that_one_side_rounds_is_found_by_the_sign_of_its_errors(factor: float, how: str) -> None:
+    row = scaled_row(factor)
+    assert row.verdict == "FAIL"
+    assert row.derivation.startswith(f"candidate is 0.0013 too {how} throughout, as if a constant had been rounded")
+    assert row.measured == pytest.approx(abs(factor - 1), rel=0.05)
+
+
+def test_a_scale_is_no_matter_of_chance_or_of_little_or_of_gradients() -> None:
+    wrong = 55.5 / 3072**0.5
+    assert scaled_row(1.0).verdict == "PASS"
+    assert scaled_row(1 + 2e-4).verdict == "PASS", "float32 inside may add as much"
+    assert scaled_row(wrong, batches=1).verdict == "PASS"
+    assert scaled_row(wrong, batches=2).verdict == "PASS"
+    assert scaled_row(wrong, shape=()).verdict == "PASS", "eight numbers may be rounded alike"
+    assert scaled_row(wrong, kind="gradient").verdict == "PASS"
+
+
 def test_bfloat16_arrays_are_judged() -> None:
     x = normal(0, (61, 67))
     rounded = x.astype(ml_dtypes.bfloat16)

@@ -1,4 +1,4 @@
-"""TensorFloat-32: refused where there is none, asked for where there is a GPU, judged as the short format that it is."""
+"""TensorFloat-32: refused where there is none, asked for where there is a GPU, judged as the format that it is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def candidate(params: Any, x: jax.Array) -> jax.Array:
 
 
 def test_a_cpu_has_none() -> None:
-    with pytest.raises(ParityUsageError, match="^precisions: tensorfloat32 on a GPU, which alone has it, got cpu"):
+    with pytest.raises(ParityUsageError, match=r"^precisions: tensorfloat32 on a GPU, which alone has it, got cpu"):
         Options(precisions=(TENSORFLOAT32,))
     assert Options(precisions=(TENSORFLOAT32,), device="cuda").precisions == (TENSORFLOAT32,)
 
