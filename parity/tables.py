@@ -143,7 +143,7 @@ def mutation_lines(planted: Sequence[Planted]) -> Iterator[tuple[str, str]]:
     effective = len(planted) - len(counts[UNTOUCHED])
     for each in counts[SURVIVED]:
         yield f"survived: {each.kind}, {each.name}", STYLES["ABSTAIN"]
-    if untouched := [each.name for each in counts[UNTOUCHED]]:
+    if untouched := [each.name.partition(":")[0] for each in counts[UNTOUCHED]]:
         yield f"{len(untouched)} change no figure here, so that they do not count: {', '.join(untouched)}", "dim"
     if score is not None:
         yield (

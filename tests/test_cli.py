@@ -69,7 +69,7 @@ BAD = {
     "seq beyond the model": (["check", "--seq", "257"], "--seq: at most the model's 256, got 257"),
     "steps -1": (["check", "--steps", "-1"], "--steps: a whole number, at least 0, got '-1'"),
     "seed -1": (["check", "--seed", "-1"], "--seed: a whole number, at least 0, got '-1'"),
-    "dtype": (["check", "--dtype", "bf16"], "--dtype: one of float64, float32, bfloat16, float16, tensorfloat32, got 'bf16'"),
+    "dtype": (["check", "--dtype", "bf16"], "bfloat16, float16, tensorfloat32, got 'bf16'; did you mean bfloat16?"),
     "device": (["check", "--device", "tpu"], "--device: one of cpu, cuda, got 'tpu'"),
     "kernel": (["check", "--kernel", "flash"], "--kernel: one of einsum, fused, got 'flash'"),
     "text missing": (["check", "--text", "nowhere"], "--text: a file that can be read, got nowhere"),
