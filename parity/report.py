@@ -47,8 +47,8 @@ STAGES = {
     "bfloat16": WHOLE_MODEL_16,
     "float16": WHOLE_MODEL_16,
     TENSORFLOAT32: (
-        "Whole model, float32 with products in TensorFloat-32: each side against its own float64 run. Catches what "
-        "keeps fewer than 11 bits of significand, and nothing finer."
+        "Whole model, float32 with products in TensorFloat-32: each side against its own float64 run. Cannot see what "
+        "is finer than 11 bits of significand."
     ),
 }
 OPERATIONS = (
