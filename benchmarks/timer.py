@@ -134,7 +134,7 @@ def pair_works(preset: str, batch: int, seq: int, precision: str) -> tuple[Work,
     import torch
 
     from parity.commands import find_preset, read_source
-    from parity.pairs.transformer import torch_module, transformer_pair
+    from parity.pairs.transformer import torch_module, transformer_pair, with_loss
 
     config = find_preset(preset)
     pair = transformer_pair(preset, config, read_source(None, None, config), batch=batch, seq=seq)
@@ -154,7 +154,7 @@ def pair_works(preset: str, batch: int, seq: int, precision: str) -> tuple[Work,
 
     def torch_step() -> None:
         module.zero_grad(set_to_none=True)
-        scalar(module(**tensors)).backward()
+        scalar(with_loss(module, **tensors)).backward()
 
     return lambda: jax.block_until_ready(gradient(parameters)), torch_step
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,32 @@ def wide(array: np.ndarray) -> np.ndarray:
     return np.asarray(array, np.float64)
 
 
+#: Elements that are measured at once: a few arrays of this size stay in the cache.
+BLOCK = 2**16
+#: A sum of squares from here on has lost nothing to squares that are too small for float64.
+LEAST_SQUARES = 1e-280
+
+
+def _blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """Arrays of one shape, block by block: no copy of a large one, whose pages cost more than its numbers."""
+    flat = [np.asarray(array).reshape(-1) for array in arrays]
+    for start in range(0, flat[0].size, BLOCK):
+        yield tuple(each[start : start + BLOCK] for each in flat)
+
+
+def _root_mean_square(blocks: Iterator[np.ndarray], size: int) -> float | None:
+    """Of blocks in float64; None where an element is not finite, or the squares leave the range."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        # einsum and not dot: BLAS would wake its threads for every block
+        squares = math.fsum(float(np.einsum("i,i", block, block)) for block in blocks)
+    return math.sqrt(squares / size) if LEAST_SQUARES < squares < math.inf else None
+
+
 def rms(array: np.ndarray) -> float:
     """Root of the mean square over the finite elements; 0 for none."""
+    quick = _root_mean_square((wide(block) for (block,) in _blocks(array)), np.size(array))
+    if quick is not None:
+        return quick
     values = np.atleast_1d(_only(wide(array), np.isfinite(array)))
     if not values.size:
         return 0.0
@@ -32,6 +56,10 @@ def rms(array: np.ndarray) -> float:
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
     """Root mean square of a - b over the elements where both are finite; the others are `misplaced`'s."""
+    if np.shape(a) == np.shape(b):
+        quick = _root_mean_square((wide(x) - wide(y) for x, y in _blocks(a, b)), np.size(a))
+        if quick is not None:
+            return quick
     both = np.isfinite(a) & np.isfinite(b)
     # halves: the difference of two finite numbers may be infinite, and what is infinite would not be counted
     half = _only(wide(a), both) / 2
@@ -44,15 +72,20 @@ def _only(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return values if chosen.all() else values[chosen]
 
 
+def non_finite(array: np.ndarray) -> int:
+    """Number of elements that are NaN or infinite."""
+    return sum(block.size - int(np.count_nonzero(np.isfinite(block))) for (block,) in _blocks(array))
+
+
 def misplaced(a: np.ndarray, b: np.ndarray, truth: np.ndarray | None = None) -> int:
     """Number of elements that are NaN, +infinity or -infinity on one side and something else on the other.
 
     `truth` is given where both have left the range of their type: where it is finite, which elements did and what they
     became is an accident of the last bit.
     """
-    finite = np.isfinite(a), np.isfinite(b)
-    if finite[0].all() and finite[1].all():
+    if not (non_finite(a) or non_finite(b)):
         return 0
+    finite = np.isfinite(a), np.isfinite(b)
     a, b = wide(a), wide(b)
     same = (np.isnan(a) & np.isnan(b)) | (finite[0] & finite[1]) | (a == b)
     if truth is not None:
@@ -95,11 +128,30 @@ def independent(errors: Sequence[np.ndarray]) -> int:
         rows = [error.reshape(-1) for error in errors]
         stacks = len(rows) > 1 and {row.size for row in rows} == {rows[0].size} and rows[0].size > 1
         errors = [np.stack(rows) if stacks else np.concatenate(rows)]
+    return _most_independent(lambda axis: [_folded(error, axis) for error in errors], errors[0].ndim, size)
+
+
+def independent_errors(values: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> int:
+    """`independent(scaled_errors(values, truth))`, without the errors of a large tensor that are not looked at."""
+    if truth[0].ndim < 2 or not truth[0].size:
+        return independent(scaled_errors(values, truth))
+    scales = [rms(exact) or 1.0 for exact in truth]
+
+    def folded(axis: int) -> list[np.ndarray]:
+        parts = [_thinned(value, axis) for value in values], [_thinned(exact, axis) for exact in truth]
+        with np.errstate(invalid="ignore"):
+            errors = [(wide(a) - wide(b)) / scale for a, b, scale in zip(*parts, scales, strict=True)]
+        return [np.nan_to_num(error, posinf=0.0, neginf=0.0) for error in errors]
+
+    return _most_independent(folded, truth[0].ndim, sum(exact.size for exact in truth))
+
+
+def _most_independent(folds: Callable[[int], Sequence[np.ndarray]], ndim: int, size: int) -> int:
+    """The count of `independent`: the most over every axis to fold at; `folds(axis)` are the folded errors."""
     most = 1.0
-    for axis in range(1, max(2, errors[0].ndim)):
+    for axis in range(1, max(2, ndim)):
         squares = fourths = 0.0
-        for error in errors:
-            folded = _folded(error, axis)
+        for folded in folds(axis):
             gram = folded**2 if folded.ndim == 1 else folded @ folded.T
             squares += float(np.sum(folded**2))
             fourths += float(np.sum(gram**2))
@@ -112,9 +164,13 @@ def _folded(error: np.ndarray, axis: int) -> np.ndarray:
     """A vector, or a matrix whose rows are the axes before `axis`; of a large one 256 rows and columns."""
     if error.ndim < 2 or not error.size:
         return np.nan_to_num(error.reshape(-1), posinf=0.0, neginf=0.0)
-    matrix = error.reshape(int(np.prod(error.shape[:axis])), -1)
+    return np.nan_to_num(_thinned(error, axis), posinf=0.0, neginf=0.0)
+
+
+def _thinned(array: np.ndarray, axis: int) -> np.ndarray:
+    matrix = array.reshape(int(np.prod(array.shape[:axis])), -1)
     rows, columns = (max(1, -(-size // 256)) for size in matrix.shape)
-    return np.nan_to_num(matrix[::rows, ::columns], posinf=0.0, neginf=0.0)
+    return matrix[::rows, ::columns]
 
 
 def one_rounding(exact: np.ndarray, dtype: np.dtype) -> float:
@@ -195,5 +251,6 @@ def _types(reference: np.dtype, candidate: np.dtype) -> str:
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Equal bit patterns, so that -0 differs from 0 and a NaN equals itself."""
-    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return all(x.tobytes() == y.tobytes() for x, y in _blocks(a, b))

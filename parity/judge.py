@@ -16,16 +16,15 @@ from .compare import (
     different,
     distance,
     error_of,
-    independent,
+    independent_errors,
     misplaced,
     nearest,
+    non_finite,
     one_rounding,
     pooled,
     relative,
     rms,
-    scaled_errors,
     structure,
-    wide,
 )
 from .result import Row
 from .runs import INPUT, Arrays, is_float
@@ -82,7 +81,7 @@ class Judge:
             truth = [batch[name] for batch in exact.reference]
             other = [batch[name] for batch in exact.candidate]
             coarse = [batch[name] for batch in low]
-            bound = float64_bound(relative(coarse, truth), independent(scaled_errors(coarse, truth)), self.sums)
+            bound = float64_bound(relative(coarse, truth), independent_errors(coarse, truth), self.sums)
             if any(misplaced(a, b) for a, b in zip(coarse, truth, strict=True)):
                 # float32 has left its range and cannot be the scale
                 bound = max(bound, path_floor("float64", self.roundings), key=lambda each: each.value)
@@ -168,7 +167,7 @@ class Judge:
             worse = int(errors[1] > errors[0])
             once = relative([nearest(array, values[0][0].dtype) for array in truths[0]], truths[0])
             # from the yardstick alone: one element that is wrong would excuse itself as a rare event
-            count = independent(scaled_errors(values[1 - worse], truths[1 - worse]))
+            count = independent_errors(values[1 - worse], truths[1 - worse])
             yardstick = max(errors[1 - worse], spread[1 - worse].get(name, 0.0))
             bound = accuracy_bound(yardstick, once, count, floor or path_floor(precision, self.roundings))
             whose = f"{self.labels[worse]} is further from its float64"
@@ -247,7 +246,7 @@ class Judge:
             for index, (a, b) in enumerate(zip(batches.reference, batches.candidate, strict=True))
         )
         total = sum(array.size for array in values)
-        left_out = sum(int(np.count_nonzero(~np.isfinite(wide(array)))) for array in values)
+        left_out = sum(map(non_finite, values))
         derivation, verdict = bound.derivation, "PASS"
         if wrong:
             measured, verdict = np.inf, "FAIL"

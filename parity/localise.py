@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
 from .bounds import Bound, float64_bound, zero_bound
 from .capture import Capture, Point
-from .compare import different, distance, error_of, independent, misplaced, relative, rms, scaled_errors
+from .compare import different, distance, error_of, independent_errors, misplaced, relative, rms
 from .errors import ParityUsageError
 from .findings import BORN, INHERITED, UNKNOWN, Finding, Unmatched
 from .layouts import Layout, layouts
@@ -26,6 +27,8 @@ from .runs import Arrays, is_float, running
 from .sides import Sides
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
+#: What a captured run returned, and what was seen inside.
+Seen = tuple[Arrays, Capture]
 
 #: What capturing may move an output by: XLA fuses otherwise where more of its results are asked for.
 MOVED = 2.0**-44
@@ -41,7 +44,15 @@ class Localised:
     unseen: tuple[str, ...] = ()
 
 
-def localise(sides: Sides, weights: Arrays, batch: Arrays, points: Mapping[str, str], sums: float) -> Localised:
+def localise(
+    sides: Sides,
+    weights: Arrays,
+    batch: Arrays,
+    points: Mapping[str, str],
+    sums: float,
+    bare: Sequence[Arrays],
+    known: Sequence[Seen] = (),
+) -> Localised:
     """Where the two sides come apart, on one batch in float64.
 
     Args:
@@ -50,31 +61,32 @@ def localise(sides: Sides, weights: Arrays, batch: Arrays, points: Mapping[str, 
         batch: one.
         points: pairs of points that the caller gives, reference to candidate.
         sums: `summation_factor`.
+        bare: the outputs of each side's float64 run of this batch, in which nothing was captured.
+        known: what `captured` gives for these sides and this batch; empty: it is asked.
 
     Raises:
         ParityUsageError: `points` names one that is not there; a side cannot be captured.
     """
     seen, notes = [], []
-    for runner in (sides.reference, sides.candidate):
-        outputs, capture = _captured(sides, runner, weights, batch)
-        notes += _moved(sides, runner, outputs, weights, batch)
+    for label, alone, (outputs, capture) in zip(
+        sides.labels, bare, known or captured(sides, weights, batch), strict=True
+    ):
+        notes += _moved(label, outputs, alone)
         seen.append(capture)
     _, coarse = sides.reference.capture(weights, batch, "float32")
     pairing = pair_points(seen[0], seen[1], points)
     pairs = pairing.pairs
     chosen = chosen_layouts(pairs)
-    changeable = {pair: layout for pair, layout in chosen.items() if pair.candidate.changeable}
-    feed = {pair.candidate.name: layout.there(pair.reference.value) for pair, layout in changeable.items()}
-    back = {
-        pair.candidate.name: layout.there(gradient)
-        for pair, layout in changeable.items()
-        if (gradient := real_gradient(pair.reference)) is not None and real_gradient(pair.candidate) is not None
-    }
-    local = Capture(())
-    try:
-        local = _captured(sides, sides.candidate, weights, batch, feed=feed, back=back)[1]
-    except ParityUsageError as error:
-        notes.append(f"the candidate could not be run on the reference's values: {error}")
+
+    @cache
+    def local() -> Capture:
+        """The candidate on the reference's values: run only where something differs, for nothing else is told by it."""
+        try:
+            return _captured(sides, sides.candidate, weights, batch, **_fed(chosen))[1]
+        except ParityUsageError as error:
+            notes.append(f"the candidate could not be run on the reference's values: {error}")
+            return Capture(())
+
     judged = [_value_finding(pair, chosen.get(pair), coarse, local, sums) for pair in pairs]
     if all(finding.agrees for finding in judged):
         judged += _gradient_findings(pairs, chosen, coarse, local, sums)
@@ -84,9 +96,26 @@ def localise(sides: Sides, weights: Arrays, batch: Arrays, points: Mapping[str, 
     return Localised(tuple(rows), findings, pairing.unmatched, (*notes, *unseen))
 
 
+def _fed(chosen: Mapping[PointPair, Layout]) -> dict[str, dict[str, np.ndarray]]:
+    """The reference's values and gradients in the candidate's layouts, wherever they can be fed in."""
+    changeable = {pair: layout for pair, layout in chosen.items() if pair.candidate.changeable}
+    feed = {pair.candidate.name: layout.there(pair.reference.value) for pair, layout in changeable.items()}
+    back = {
+        pair.candidate.name: layout.there(gradient)
+        for pair, layout in changeable.items()
+        if (gradient := real_gradient(pair.reference)) is not None and real_gradient(pair.candidate) is not None
+    }
+    return {"feed": feed, "back": back}
+
+
 def real_gradient(point: Point) -> np.ndarray | None:
     """Its gradient; none for complex ones, which are conjugated in one framework and not in the other."""
     return point.gradient if point.gradient is not None and is_float(point.gradient) else None
+
+
+def captured(sides: Sides, weights: Arrays, batch: Arrays) -> list[Seen]:
+    """A float64 run of one batch on each side, seen inside."""
+    return [_captured(sides, runner, weights, batch) for runner in (sides.reference, sides.candidate)]
 
 
 def _captured(sides: Sides, runner: Runner, weights: Arrays, batch: Arrays, **given: Arrays) -> tuple[Arrays, Capture]:
@@ -94,16 +123,13 @@ def _captured(sides: Sides, runner: Runner, weights: Arrays, batch: Arrays, **gi
         return runner.capture(weights, batch, "float64", lifted=sides.lifted, **given)
 
 
-def _moved(sides: Sides, runner: Runner, seen: Arrays, weights: Arrays, batch: Arrays) -> list[str]:
+def _moved(label: str, seen: Arrays, bare: Arrays) -> list[str]:
     """A line for each output that capturing changed."""
-    bare = runner.run(weights, batch, "float64", lifted=sides.lifted).outputs
     lines = []
     for name, value in seen.items():
         gap = relative([value], [bare[name]]) if is_float(value) else float((value != bare[name]).any())
         if gap > MOVED:
-            lines.append(
-                f"capturing moved {runner.label}'s {name} by {gap:.2g}: its points are not those of a bare run"
-            )
+            lines.append(f"capturing moved {label}'s {name} by {gap:.2g}: its points are not those of a bare run")
     return lines
 
 
@@ -134,17 +160,22 @@ def _place(pair: PointPair) -> tuple[object, ...]:
     return site(pair.reference.name).place, pair.reference.value.shape, pair.candidate.value.shape
 
 
-def _value_finding(pair: PointPair, layout: Layout | None, coarse: Capture, local: Capture, sums: float) -> Finding:
+def _value_finding(
+    pair: PointPair, layout: Layout | None, coarse: Capture, local: Callable[[], Capture], sums: float
+) -> Finding:
     """How far the values of one pair are apart, by themselves and on the reference's values."""
     name, exact = pair.reference.name, pair.reference.value
     low = coarse[name].value if name in coarse.names else None
-    mine = pair.candidate.value
-    nearby = local[pair.candidate.name].value if pair.candidate.name in local.names else None
-    return _finding(pair, "value", layout, exact, low, (mine, nearby), sums)
+    nearby = partial(_value_at, pair.candidate.name, local)
+    return _finding(pair, "value", layout, exact, low, pair.candidate.value, nearby, sums)
 
 
 def _gradient_findings(
-    pairs: Sequence[PointPair], chosen: Mapping[PointPair, Layout], coarse: Capture, local: Capture, sums: float
+    pairs: Sequence[PointPair],
+    chosen: Mapping[PointPair, Layout],
+    coarse: Capture,
+    local: Callable[[], Capture],
+    sums: float,
 ) -> list[Finding]:
     """The gradients at points whose values agree, as the backward pass comes to them: the last point first."""
     findings: list[Finding] = []
@@ -153,9 +184,17 @@ def _gradient_findings(
         if exact is None or mine is None or pair not in chosen:
             continue
         low = coarse[name].gradient if name in coarse.names else None
-        nearby = local[pair.candidate.name].gradient if pair.candidate.name in local.names else None
-        findings.append(_finding(pair, "gradient", chosen[pair], exact, low, (mine, nearby), sums))
+        nearby = partial(_gradient_at, pair.candidate.name, local)
+        findings.append(_finding(pair, "gradient", chosen[pair], exact, low, mine, nearby, sums))
     return findings
+
+
+def _value_at(name: str, capture: Callable[[], Capture]) -> np.ndarray | None:
+    return capture()[name].value if name in capture().names else None
+
+
+def _gradient_at(name: str, capture: Callable[[], Capture]) -> np.ndarray | None:
+    return capture()[name].gradient if name in capture().names else None
 
 
 def _finding(
@@ -164,17 +203,24 @@ def _finding(
     layout: Layout | None,
     exact: np.ndarray,
     low: np.ndarray | None,
-    others: tuple[np.ndarray, np.ndarray | None],
+    mine: np.ndarray,
+    nearby: Callable[[], np.ndarray | None],
     sums: float,
 ) -> Finding:
-    """One pair's arrays judged: the candidate's own, and the one from the reference's numbers at all other points."""
+    """One pair's arrays judged: the candidate's own, and where it differs the one from the reference's numbers.
+
+    `nearby()` is the latter, computed from the reference's numbers at all other points.
+    """
     measure, bound = _rule(exact, low, sums)
-    measured, nearby = (
-        float("nan") if other is None or layout is None else measure(other, layout.there(exact)) for other in others
-    )
-    birth = UNKNOWN if np.isnan(nearby) else (INHERITED if nearby <= bound.value else BORN)
+
+    def apart(other: np.ndarray | None) -> float:
+        return float("nan") if other is None or layout is None else measure(other, layout.there(exact))
+
+    measured = apart(mine)
+    local = float("nan") if measured <= bound.value else apart(nearby())
+    birth = UNKNOWN if np.isnan(local) else (INHERITED if local <= bound.value else BORN)
     where = pair.reference.where, pair.candidate.where
-    return Finding(pair.reference.name, pair.candidate.name, what, where, birth, measured, bound.value, nearby)
+    return Finding(pair.reference.name, pair.candidate.name, what, where, birth, measured, bound.value, local)
 
 
 def _rule(exact: np.ndarray, low: np.ndarray | None, sums: float) -> tuple[Measure, Bound]:
@@ -192,7 +238,7 @@ def _rule(exact: np.ndarray, low: np.ndarray | None, sums: float) -> tuple[Measu
     zero = zero_bound(noise)
     if noise and rms(fine) <= zero.value:
         return _sizes, zero
-    return _apart, float64_bound(relative([rough], [fine]), independent(scaled_errors([rough], [fine])), sums)
+    return _apart, float64_bound(relative([rough], [fine]), independent_errors([rough], [fine]), sums)
 
 
 def _apart(value: np.ndarray, exact: np.ndarray) -> float:

@@ -99,7 +99,8 @@ class Bench:
 
     def _again(self, prepared: Prepared) -> Stages:
         first = self.first
-        options = replace(first.options, budget=None)
+        # nothing is planted into what is seen inside
+        options = replace(first.options, budget=None, points=False)
         stages = Stages(prepared, options, lambda message: None, shapes=first.shapes)
         stages.excuses = first.excuses
         return stages

@@ -60,11 +60,7 @@ class Sides:
 
     def run(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> tuple[list[Run], list[Run]]:
         """Outputs and gradients of every batch."""
-        reference, candidate = (
-            [self._run(runner, weights, batch, precision) for batch in batches]
-            for runner in (self.reference, self.candidate)
-        )
-        return reference, candidate
+        return self.reference_run(weights, batches, precision), self.candidate_run(weights, batches, precision)
 
     def nudged(self, weights: Arrays, batches: Sequence[Arrays], seed: int) -> tuple[list[Run], list[Run]]:
         """Widened float64 runs of every batch, with float32 constants one unit in the last place off."""
@@ -104,6 +100,10 @@ class Sides:
     def reference_run(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> list[Run]:
         """Outputs and gradients of the reference alone."""
         return [self._run(self.reference, weights, batch, precision) for batch in batches]
+
+    def candidate_run(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> list[Run]:
+        """Outputs and gradients of the candidate alone."""
+        return [self._run(self.candidate, weights, batch, precision) for batch in batches]
 
     def reference_train(self, path: Path, batches: Sequence[Arrays], precision: str) -> Trained:
         """Optimizer steps of the reference alone."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from .formats import FORMATS
 from .islands import Island
 from .judge import Batches, Errors, Judge
 from .kinds import all_same_bits, kinds_of, only_one_keeps, step_kinds
-from .localise import Localised, localise
+from .localise import Localised, Seen, captured, localise
 from .options import Options
 from .preparation import Prepared
 from .result import Row
@@ -67,6 +68,8 @@ class Stages:
     excuses: bool = False
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict(SHAPES))
     exact: tuple[list[Run], list[Run]] = field(default=([], []), init=False)
+    low: list[Run] = field(default_factory=list, init=False)
+    seen: list[Seen] = field(default_factory=list, init=False)
     path: Path | None = field(default=None, init=False)
     trained: tuple[Trained, Trained] | None = field(default=None, init=False)
     started: float = field(default_factory=time.perf_counter)
@@ -144,7 +147,12 @@ class Stages:
         """Where the model comes apart, on the first batch; nothing but a note where no side can be looked into."""
         points = self.prepared.pair.points
         try:
-            return localise(self.sides, self.weights, self.pooled[0], points, self.judge.sums)
+            exact = self.exact if self.exact[0] else self.sides.run(self.weights, self.pooled[:1], "float64")
+            bare = [first.outputs for first, *_ in exact]
+            # widened, the same sides are seen once more
+            seen = [] if self.sides.lifted else self.seen
+            self.seen = []
+            return localise(self.sides, self.weights, self.pooled[0], points, self.judge.sums, bare, seen)
         except ParityUsageError as error:
             if points or self.options.points:
                 raise
@@ -176,6 +184,7 @@ class Stages:
             self._refuse_chance()
             self._compare_draws()
         low = self.sides.reference_run(weights, self.pooled, "float32")
+        self.low = [] if self.optimizes else low  # steps come first, and need the memory
         outputs, gradients = kinds_of(self.exact)
         rows = self.judge.same_function(outputs, [run.outputs for run in low])
         rows = without_ties(rows, self.exact, self.sides, weights, self.pooled, self.options.seed)
@@ -195,9 +204,19 @@ class Stages:
         return exact
 
     def _refuse_chance(self) -> None:
-        """The first batch once more: what differs by more than the order of a sum is drawn at random."""
-        again = self.sides.run(self.weights, self.pooled[:1], "float64")
-        for label, (first, *_), (second, *_) in zip(self.sides.labels, self.exact, again, strict=True):
+        """The first batch once more: what differs by more than the order of a sum is drawn at random.
+
+        With `points` it is the run that is seen inside, whose bits say nothing: XLA fuses it in another way.
+        """
+        if self.options.points:
+            with suppress(ParityUsageError):  # `localise` raises it, if it comes to that
+                self.seen = captured(self.sides, self.weights, self.pooled[0])
+        runs = self.sides.reference_run, self.sides.candidate_run
+        for side, (label, (first, *_)) in enumerate(zip(self.sides.labels, self.exact, strict=True)):
+            if self.seen:
+                second = replace(first, outputs=self.seen[side][0])
+            else:
+                (second,) = runs[side](self.weights, self.pooled[:1], "float64")
             for name, gap in errors_by_name([second.outputs], [first.outputs]).items():
                 if gap > CHANCE:
                     raise ParityUsageError(
@@ -205,7 +224,7 @@ class Stages:
                         "between two runs; turn dropout off (module.eval()), or say so in the "
                         "Pair (dropout='shared' or 'off'), or fix what it draws"
                     )
-            if not all_same_bits(([first], [second])):
+            if not self.seen and not all_same_bits(([first], [second])):
                 self.notes += (f"{label}: two runs on the same numbers give other bits: it adds up in another order",)
 
     def _compare_draws(self) -> None:
@@ -277,7 +296,10 @@ class Stages:
         self.progress(f"{precision}: outputs and gradients")
         pooled = [rounded(batch, precision) for batch in self.pooled]
         exact = self.sides.run(weights, pooled, "float64") if is_narrow(precision) else self.exact
-        low = self.sides.run(weights, pooled, precision)
+        # the reference's float32 run was the scale of the float64 rule
+        reference = self.low if precision == "float32" else []
+        reference, self.low = reference or self.sides.reference_run(weights, pooled, precision), []
+        low = reference, self.sides.candidate_run(weights, pooled, precision)
         self.bitwise &= all_same_bits(low)
         truths, values = kinds_of(exact), kinds_of(low)
         spreads = self._spreads(

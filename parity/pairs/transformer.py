@@ -61,7 +61,9 @@ def transformer_pair(
     return Pair(
         name=name,
         reference=Factory(
-            lambda dtype: Torch(torch_module(config, {name: value.shape for name, value in weights.items()})),
+            lambda dtype: Torch(
+                torch_module(config, {name: value.shape for name, value in weights.items()}), call=with_loss
+            ),
             label="torchref",
             optimizer=torch_adamw,
         ),
@@ -104,20 +106,26 @@ def jax_function(config: ModelConfig) -> Any:
 
 
 def torch_module(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Any:
-    """torchref's module without numbers, the loss among its outputs where there is a head."""
+    """torchref's module without numbers."""
     import torch
 
     import torchref
 
-    class WithLoss(torchref.Transformer):
-        def forward(self, tokens: Any, padding: Any = None, types: Any = None, targets: Any = None) -> dict[str, Any]:
-            outputs = super().forward(tokens, padding, types)
-            if targets is not None:
-                outputs["loss"] = torchref.cross_entropy(outputs["logits"], targets, IGNORED)
-            return outputs
-
     empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    return WithLoss(torchref.config_from_dict(asdict(config)), empty)
+    return torchref.Transformer(torchref.config_from_dict(asdict(config)), empty)
+
+
+def with_loss(module: Any, tokens: Any, padding: Any = None, types: Any = None, targets: Any = None) -> dict[str, Any]:
+    """What torchref's module returns, the loss among it where there is a head.
+
+    Taken outside the module, as in `jax_function`: inside, the gradient at the module's own output would be zero.
+    """
+    import torchref
+
+    outputs = module(tokens, padding, types)
+    if targets is not None:
+        outputs["loss"] = torchref.cross_entropy(outputs["logits"], targets, IGNORED)
+    return outputs
 
 
 def jax_adamw() -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 
 #: Numbers in parameters and inputs below which a float64 program is compiled so, if it runs often, and if it runs once.
-SMALL, SMALL_ONCE = 2**17, 2**22
+SMALL, SMALL_ONCE = 2**17, 2**27
 
 
 def compiler_options(arguments: Any, once: bool = False) -> dict[str, str | bool] | None:

@@ -70,13 +70,11 @@ class Model:
         self.dropout = Dropout(dropout, replacing_dropout)
 
     def at(self, weights: Mapping[str, torch.Tensor], precision: str) -> nn.Module:
-        """The module at a precision with these parameters and its first state; it holds them until the next call."""
+        """The module at a precision with these parameters and its first state; it holds them until `release`."""
         if precision not in self._skeletons:
             module = skeleton(self._module(self._side(precision)), precision)
             self._skeletons[precision] = (module, parameter_places(module))
-        if self._filled not in ("", precision):  # one model's numbers at a time: it may be large
-            other, places = self._skeletons[self._filled]
-            _fill(places, {name: parameter.detach().to("meta") for name, parameter in other.named_parameters()})
+        self.release()  # one model's numbers at a time: it may be large
         self._filled = precision
         module, places = self._skeletons[precision]
         _fill(places, weights)
@@ -84,6 +82,13 @@ class Model:
             for name, buffer in state_of(module):
                 buffer.copy_(from_numpy(self.state[name], buffer.device))
         return module
+
+    def release(self) -> None:
+        """Lets go of the parameters that the module holds, and of their gradients."""
+        if self._filled:
+            module, places = self._skeletons[self._filled]
+            _fill(places, {name: parameter.detach().to("meta") for name, parameter in module.named_parameters()})
+        self._filled = ""
 
     def call(self, module: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any:
         """What the module returns for a batch."""

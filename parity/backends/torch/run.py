@@ -64,7 +64,9 @@ class TorchRunner:
         """Outputs and gradients of one batch."""
         with self.mode(precision):
             module = self._module(weights, precision)
-            return self._run_once(module, *self._differentiable(batch, precision), lifted)
+            run = self._run_once(module, *self._differentiable(batch, precision), lifted)
+            self.model.release()
+            return run
 
     def steps(
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
@@ -128,6 +130,7 @@ class TorchRunner:
             module = self._module(weights, precision)
             with capturing(module, feed=feed, back=back) as recording:
                 outputs, _ = self._backward(module, self._differentiable(batch, precision)[0], lifted, recording)
+            self.model.release()
             return _to_numpy(outputs), recording.capture()
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
@@ -250,7 +253,10 @@ class TorchRunner:
         """Floats in the working precision, whole numbers as int64, truth values as they are."""
         cast = {}
         for name, array in arrays.items():
-            tensor = from_numpy(array, self.device)
+            if is_float(array) and precision == "float64":
+                tensor = torch.from_numpy(array.astype(np.float64)).to(self.device)  # one copy, not two
+            else:
+                tensor = from_numpy(array, self.device)
             if is_float(array):
                 tensor = tensor.to(DTYPES[precision])
             elif array.dtype != bool:
