@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from .accuracy import single_operations, working_precision
 from .errors import ParityUsageError
 from .findings import KILLED, SURVIVED, UNTOUCHED, Planted
 from .mutants import NONE, Mutant, mutants
@@ -82,10 +83,10 @@ class Bench:
         sides = replace(self.first.sides, reference=self.reference, candidate=Mutated(self.candidate, mutant))
         stages = self._again(replace(self.first.prepared, sides=sides))
         if mutant.operation is not None:
-            yield stages.single_operations(str(mutant.precision))
+            yield single_operations(stages, str(mutant.precision))
         elif mutant.precision is not None:
             yield stages.outputs_and_gradients()
-            yield stages.working_precision(mutant.precision)
+            yield working_precision(stages, mutant.precision)
         else:
             yield from _rows(stages)
 
@@ -109,7 +110,7 @@ class Bench:
 def _rows(stages: Stages) -> Rows:
     yield stages.excused(stages.same_function())
     for precision in stages.options.precisions:
-        yield stages.working_precision(precision)
+        yield working_precision(stages, precision)
     if stages.options.thorough:
         yield thorough_rows(stages)
     if stages.options.curve:

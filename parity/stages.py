@@ -1,19 +1,15 @@
-"""The stages of a check: what is run at which precision, and which rule judges it."""
+"""The stages of a check in float64 and in training: what is run, which rule judges it, what later stages start from."""
 
 from __future__ import annotations
 
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
-from .bounds import Bound, optimizer_floor, path_floor
-from .compare import errors_by_name, keep_largest, relative
+from .compare import errors_by_name
 from .constants import excused
 from .curves import curve_rows
 from .derivative import derivative_rows
@@ -21,32 +17,25 @@ from .draws import SHARED, refuse_other_draws
 from .errors import ParityUsageError
 from .formats import FORMATS
 from .islands import Island
-from .judge import Batches, Errors, Judge
+from .judge import Judge
 from .kinds import all_same_bits, kinds_of, only_one_keeps, step_kinds
 from .localise import Localised, Seen, captured, localise
 from .options import Options
 from .preparation import Prepared
 from .result import Row
-from .runners import Linked, Runner
-from .runs import Arrays, Path, Run, Trained, is_float, is_state, running
+from .runners import Linked
+from .runs import Arrays, Path, Run, Trained, is_float, is_state
 from .seeds import seed_rows
-from .sides import Sides, perturbed, rounded
-from .streams import SHAPES, STREAM_STEPS, gradient_streams, small, stream_path
+from .sides import Sides
+from .streams import SHAPES, gradient_streams, small, stream_path
 from .sums import longest_sum, summation_factor
 from .ties import without_ties
 from .trees import ALONE
 
 Progress = Callable[[str], None]
-Twin = Callable[[Arrays], Arrays]
-
-#: Draws of an operation's operands at least: over one draw of a few hundred elements its limit is exceeded by chance.
-DRAWS = 8
 
 #: Between the rounding of float64, which another order of a sum may change, and a value.
 CHANCE = 2.0**-26
-
-#: Runs from weights one ulp away: two already bound clean training runs, four are recommended (docs/numerics.md).
-TWINS = 4
 
 
 @dataclass
@@ -273,148 +262,6 @@ class Stages:
             for exact in step_kinds(f"{name} stream", self.sides.follow(path, stream, "float64")):
                 rows += self.judge.same_function(exact, coarse[exact.kind])
         return rows
-
-    def working_precision(self, precision: str) -> list[Row]:
-        """Outputs, gradients, optimizer steps and streams, each side against its own float64 run."""
-        weights = rounded(self.weights, precision)
-        later = self.options.precisions[self.options.precisions.index(precision) + 1 :]
-        rows = self.judge.in_range(self.weights, weights, precision) + self._run_accuracy(weights, precision)
-        if all(map(is_narrow, later)):
-            self.exact = ([], [])  # nothing that follows starts from these weights
-        if self.optimizes:
-            self.progress(f"{precision}: optimizer steps")
-            rows += self._step_accuracy(weights, precision)
-            rows += self._stream_accuracy(precision)
-        if all(map(is_narrow, later)):
-            self.path, self.trained = None, None
-        if is_narrow(precision):
-            rows += self.single_operations(precision)
-        return rows
-
-    def _run_accuracy(self, weights: Arrays, precision: str) -> list[Row]:
-        """Outputs and gradients; the truth is the float64 run on the numbers that this precision starts from."""
-        self.progress(f"{precision}: outputs and gradients")
-        pooled = [rounded(batch, precision) for batch in self.pooled]
-        exact = self.sides.run(weights, pooled, "float64") if is_narrow(precision) else self.exact
-        # the reference's float32 run was the scale of the float64 rule
-        reference = self.low if precision == "float32" else []
-        reference, self.low = reference or self.sides.reference_run(weights, pooled, precision), []
-        low = reference, self.sides.candidate_run(weights, pooled, precision)
-        self.bitwise &= all_same_bits(low)
-        truths, values = kinds_of(exact), kinds_of(low)
-        spreads = self._spreads(
-            truths, precision, lambda twin: kinds_of(self.sides.run(twin(weights), pooled, precision))
-        )
-
-        @cache
-        def moved() -> list[tuple[Batches, Batches]]:
-            """What the exact results of the reference become from numbers that are one unit in the last place away."""
-            runs = []
-            for index in range(TWINS):
-                seed = [self.options.seed, index]
-                near = [perturbed(batch, precision, [*seed, 1]) for batch in pooled]
-                twin = self.sides.reference_run(perturbed(weights, precision, seed), near, "float64")
-                runs.append(kinds_of((twin, twin)))
-            return runs
-
-        def response(kind: int, name: str) -> float:
-            exact = [batch[name] for batch in truths[kind].reference]
-            return max(relative([batch[name] for batch in twin[kind].reference], exact) for twin in moved())
-
-        return [
-            row
-            for kind, (truth, value, spread) in enumerate(zip(truths, values, spreads, strict=True))
-            for row in self.judge.same_accuracy(
-                truth, value, precision, self.zero, spread=spread, response=partial(response, kind)
-            )
-            if self.options.grads or truth.kind != "gradient"
-        ]
-
-    def _step_accuracy(self, weights: Arrays, precision: str) -> list[Row]:
-        """Movement and moments after some steps along one path."""
-        stepped = [rounded(batch, precision) for batch in self.stepped]
-        if is_narrow(precision) or self.path is None or self.trained is None:
-            self.path, self.trained = None, None  # from weights that this precision does not have
-            self.path = self.sides.lead(weights, stepped, precision)
-            self.trained = self.sides.train(self.path, stepped, "float64")
-        path, truths = self.path, step_kinds("step", self.trained)
-
-        def twins(twin: Twin) -> Sequence[Batches]:
-            points = [twin(point) for point in path.points]
-            return step_kinds("step", self.sides.train(Path(points, path.units), stepped, precision))
-
-        spreads = self._spreads(truths, precision, twins)
-        values = step_kinds("step", self.sides.train(path, stepped, precision))
-        movement = max(path_floor(precision, self.judge.roundings), optimizer_floor(), key=lambda floor: floor.value)
-        rows = []
-        for truth, value, spread in zip(truths, values, spreads, strict=True):
-            floor = movement if truth.kind.endswith("parameters") else None
-            rows += self.judge.same_accuracy(truth, value, precision, self.zero, floor, spread)
-        return rows
-
-    def _stream_accuracy(self, precision: str) -> list[Row]:
-        """The optimizers alone."""
-        start, *_ = stream_path(self.options.seed, self.shapes).points
-        path = Path([rounded(start, precision)] * STREAM_STEPS)
-        rows = []
-        for name, drawn in gradient_streams(self.options.seed, self.shapes).items():
-            stream = [rounded(gradient, precision) for gradient in drawn]
-            exact, low = (
-                step_kinds(f"{name} stream", self.sides.follow(path, stream, each)) for each in ("float64", precision)
-            )
-            for truth, values in zip(exact, low, strict=True):
-                # the moments never meet the bias correction that the floor allows for
-                floor = optimizer_floor() if truth.kind.endswith("parameters") else path_floor(precision, STREAM_STEPS)
-                rows += self.judge.same_accuracy(truth, values, precision, floor=floor)
-        return rows
-
-    def _spreads(
-        self, truths: Sequence[Batches], precision: str, run: Callable[[Twin], Sequence[Batches]]
-    ) -> list[tuple[Errors, Errors]]:
-        """The largest errors of each side's twins, for each kind of tensors; none where they are not needed.
-
-        In 16 bits an element of a ReLU may fall on the other side of its kink. One such event is most of the error of
-        many tensors, and a single run has it or has it not.
-        """
-        largest: list[tuple[dict[str, float], dict[str, float]]] = [({}, {}) for _ in truths]
-        for index in range(TWINS if is_narrow(precision) else 0):
-            self.progress(f"{precision}: twin {index + 1} of {TWINS}, one unit in the last place away")
-            values = run(partial(perturbed, precision=precision, seed=[self.options.seed, index]))
-            for kept, truth, value in zip(largest, truths, values, strict=True):
-                keep_largest(kept[0], errors_by_name(value.reference, truth.reference))
-                keep_largest(kept[1], errors_by_name(value.candidate, truth.candidate))
-        return [*largest]
-
-    def single_operations(self, precision: str) -> list[Row]:
-        """Each operation of the pair alone, on operands that are exact in `precision`, against its own float64."""
-        if self.prepared.pair.operations:
-            self.progress(f"{precision}: operation by operation")
-        rows = []
-        for operation in self.prepared.pair.operations:
-            name = zlib.crc32(operation.name.encode())
-            draws = []
-            for index in range(max(DRAWS, self.options.batches)):
-                generator = np.random.Generator(np.random.PCG64([self.options.seed, index, name]))
-                draws.append(rounded(operation.draw(generator), precision))
-            functions = (
-                (self.sides.reference, operation.reference),
-                (self.sides.candidate, operation.candidate),
-            )
-            exact, low = (
-                [evaluated(runner, operation.name, function, draws, each) for runner, function in functions]
-                for each in ("float64", precision)
-            )
-            bound = Bound(operation.limit, operation.derivation)
-            rows += self.judge.operation(f"operation {operation.name}", exact, low, precision, bound)
-        return rows
-
-
-def evaluated(
-    runner: Runner, name: str, function: Callable[..., Any], draws: Sequence[Arrays], precision: str
-) -> list[np.ndarray]:
-    """One operation of one side on each set of operands."""
-    with running(f"{runner.label}'s {name}", precision):
-        return runner.evaluate(function, draws, precision)
 
 
 def is_narrow(precision: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
+from .accuracy import working_precision
 from .environment import environment
 from .errors import ParityUsageError
 from .findings import KILLED
@@ -67,7 +68,7 @@ def _precisions(stages: Stages, judged: Judged) -> None:
     if not judged.passes:
         return
     for precision in stages.options.precisions:
-        judged.rows += stages.working_precision(precision) if stages.in_time(precision) else []
+        judged.rows += working_precision(stages, precision) if stages.in_time(precision) else []
     for verdict in ("FAIL", "VACUOUS"):
         row = first_of(judged.rows, verdict)
         if row is not None:

@@ -17,7 +17,7 @@ from parity.pair import Jax, Operation, Pair, Torch
 from parity.pairs.operations import LOSS, ONE, TWO, operations
 from parity.result import Row
 from parity.sides import Sides, rounded
-from parity.stages import DRAWS
+from parity.accuracy import DRAWS
 
 GPT = ModelConfig(vocab_size=97, d_model=44, num_layers=1, num_heads=4, d_ff=53, max_seq_len=64)
 LLAMA = ModelConfig(
