@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from jaxcore.config import ModelConfig
+from parity.accuracy import DRAWS
 from parity.bounds import Bound
 from parity.judge import Judge
 from parity.pair import Jax, Operation, Pair, Torch
 from parity.pairs.operations import LOSS, ONE, TWO, operations
 from parity.result import Row
 from parity.sides import Sides, rounded
-from parity.accuracy import DRAWS
 
 GPT = ModelConfig(vocab_size=97, d_model=44, num_layers=1, num_heads=4, d_ff=53, max_seq_len=64)
 LLAMA = ModelConfig(
