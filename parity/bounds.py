@@ -163,6 +163,19 @@ def own_floor(dtype: str, roundings: int) -> Bound:
     return Bound(half, f"{half:.2g} (convention), half of the digits of {dtype}")
 
 
+def lucky_bound(rounded: float, dtype: str) -> Bound:
+    """For one side's relative error where the other has none, in 16 bits: sums of equal numbers may come out exact.
+
+    Rule B has nothing to go by there, and a kernel that sums up in 16 bits is off by roundings.
+
+    Args:
+        rounded: relative root mean square error of rounding the exact result once.
+        dtype: the working precision.
+    """
+    value = rounded + OWN_SLACK * FORMATS[dtype].unit_roundoff
+    return Bound(value, f"one rounding + {OWN_SLACK} (convention) x u, for the other is exact, by luck")
+
+
 def own_bound(rounded: float, errors: int, floor: Bound, response: float) -> Bound:
     """For the relative error of the better side against its own float64 run: both sides may be wrong alike.
 

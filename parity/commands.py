@@ -22,6 +22,8 @@ from .settings import find_settings
 from .targets import is_own, load_pairs
 from .verdict import check
 
+#: The exit status of a call of which a part could not be run.
+USAGE_ERROR = 2
 DEFAULT_PRESET = "tiny"
 DEFAULT_BATCH = 2
 DEFAULT_SEQ = 128
@@ -52,18 +54,27 @@ def run_check(*, targets: tuple[str, ...], json_path: str | None, plain: bool, p
     work = [
         each for target in targets or (DEFAULT_PRESET,) for each in build_target(target, words, given, bool(targets))
     ]
-    results = []
+    results, refused = [], []
     for pair, options in work:
-        with showing(plain) as progress:
-            measured = check(replace(pair, notes=(*planted, *pair.notes)), options, progress)
+        try:
+            with showing(plain) as progress:
+                measured = check(replace(pair, notes=(*planted, *pair.notes)), options, progress)
+        except ParityUsageError as error:
+            if len(work) == 1:
+                raise
+            # the other targets are checked all the same, and nothing that was found is lost
+            refused.append(" ".join(f"{pair.name}: {error}".split()))
+            continue
         result = accept(measured, project.accepted, today())
         results.append(result)
         write_result(result, destination if len(work) == 1 else None, plain, quiet=destination == STDOUT)
     if len(work) > 1:
         write_results(results, destination, plain)
     surplus = unneeded(project, [result.to_dict() for result in results])
-    for line in surplus:
+    for line in (*surplus, *refused):
         print(f"error: {line}", file=sys.stderr)
+    if refused:
+        return USAGE_ERROR
     return max((*(result.exit_status for result in results), *(1 for _ in surplus)), key=(0, 3, 1).index)
 
 

@@ -39,8 +39,11 @@ def elsewhere(findings: Sequence[Finding], islands: Sequence[Island], unmatched:
     tables = []
     for island in islands:
         if island.operation == "constant" and island.meets:
-            table = _words(island.meets)
-            tables.append(table if table[0] in first else table[1:])  # linen's paths begin with the whole model's class
+            # a function that is made by another one is named after both, the root module's own call after the call
+            table = _words(island.meets.rpartition("<locals>.")[2].removesuffix("__call__"))
+            tables.append(
+                table if table and table[0] in first else table[1:]
+            )  # linen's paths begin with the whole model's class
 
     def explained(name: str) -> bool:
         words = _words(name)

@@ -34,9 +34,12 @@ class Draws:
 
 
 class Replacing(Protocol):
-    """How a framework draws from `draws` for as long as it lasts, or, where there are none, leaves dropout out."""
+    """How a framework draws from `draws` for as long as it lasts; if that is not `shared` it leaves dropout out.
 
-    def __call__(self, draws: Draws | None) -> AbstractContextManager[None]:
+    Then `draws` are what was drawn nonetheless, by a function of the caller's.
+    """
+
+    def __call__(self, draws: Draws, shared: bool) -> AbstractContextManager[None]:
         """What `Dropout.run` enters around a run of the model."""
 
 
@@ -52,10 +55,19 @@ class Dropout:
     def run(self) -> Iterator[None]:
         """Around one run, or one trace, of the model."""
         draws = Draws()
-        shared = draws if self.mode == SHARED else None
-        with self.replacing(shared) if self.mode else nullcontext():
+        with self.replacing(draws, self.mode == SHARED) if self.mode else nullcontext():
             yield
         self.last = draws
+
+
+def refuse_any_draws(labels: tuple[str, str], drawn: tuple[Sequence[Shape], Sequence[Shape]]) -> None:
+    """Raises ParityUsageError if a side drew although dropout is left out."""
+    for label, shapes in zip(labels, drawn, strict=True):
+        if shapes:
+            raise ParityUsageError(
+                f"dropout: left out on both sides, got {len(shapes)} draws of {label}'s own ({shapes[0]} first), which "
+                "are no layer's; use dropout='shared', or leave them out there"
+            )
 
 
 def refuse_other_draws(labels: tuple[str, str], drawn: tuple[Sequence[Shape], Sequence[Shape]]) -> None:
@@ -67,6 +79,6 @@ def refuse_other_draws(labels: tuple[str, str], drawn: tuple[Sequence[Shape], Se
         for label, shapes in zip(labels, drawn, strict=True)
     )
     raise ParityUsageError(
-        f"dropout: the same draws in the same order on both sides, got {found}; dropout='off' leaves them out, as it "
-        "must be where layers are scanned or mapped"
+        f"dropout: the same draws in the same order on both sides, got {found}; dropout='off' leaves layers' out, "
+        "as it must be where they are scanned or mapped"
     )

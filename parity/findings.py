@@ -9,6 +9,8 @@ from dataclasses import dataclass
 BORN, INHERITED, UNKNOWN = "born here", "inherited", "unknown"
 #: What becomes of a planted fault: a row fails, none fails, or no figure is another one than without it.
 KILLED, SURVIVED, UNTOUCHED = "killed", "survived", "without effect"
+#: Or it could not be planted.
+FAILED = "not planted"
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ class Planted:
     Args:
         kind: what it is, in words.
         name: where it is.
-        outcome: "killed", "survived" or "without effect".
-        by: the row that killed it, or the error; "" if nothing did.
+        outcome: "killed", "survived", "without effect" or "not planted".
+        by: the row or the error that killed it, or why it could not be planted; "" for the others.
     """
 
     kind: str
@@ -78,5 +80,5 @@ def mutation_score(planted: Sequence[Planted]) -> float | None:
 
     A fault without effect is no other function on these numbers (an equivalent mutant), or the check does not reach it.
     """
-    outcomes = [each.outcome for each in planted if each.outcome != UNTOUCHED]
+    outcomes = [each.outcome for each in planted if each.outcome in (KILLED, SURVIVED)]
     return outcomes.count(KILLED) / len(outcomes) if outcomes else None

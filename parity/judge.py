@@ -10,7 +10,17 @@ from functools import partial
 import numpy as np
 
 from . import alike
-from .bounds import NO_FLOOR, Bound, accuracy_bound, float64_bound, own_bound, own_floor, path_floor, zero_bound
+from .bounds import (
+    NO_FLOOR,
+    Bound,
+    accuracy_bound,
+    float64_bound,
+    lucky_bound,
+    own_bound,
+    own_floor,
+    path_floor,
+    zero_bound,
+)
 from .compare import (
     Structure,
     different,
@@ -31,6 +41,19 @@ from .runs import INPUT, Arrays, is_float
 from .scale import same_scale
 
 Errors = Mapping[str, float]
+
+
+def _undecided(row: Row, errors: Sequence[float], truths: Sequence[Sequence[np.ndarray]]) -> Row:
+    """A failure that says nothing, as ABSTAIN: what is left of a number that is zero in theory has no digits."""
+    if row.verdict != "FAIL" or not row.measured or any(misplaced(a, b) for a, b in zip(*truths, strict=True)):
+        return row
+    if not any(rms(array) for side in truths for array in side):
+        why = "exactly zero in float64 on both sides, so that nothing measures it"
+    elif min(errors) >= 1:
+        why = "no digit is right on either side: zero in theory, or all cancelled"
+    else:
+        return row
+    return replace(row, verdict="ABSTAIN", derivation=why)
 
 
 @dataclass(frozen=True)
@@ -169,7 +192,9 @@ class Judge:
             # from the yardstick alone: one element that is wrong would excuse itself as a rare event
             count = independent_errors(values[1 - worse], truths[1 - worse])
             yardstick = max(errors[1 - worse], spread[1 - worse].get(name, 0.0))
-            bound = accuracy_bound(yardstick, once, count, floor or path_floor(precision, self.roundings))
+            least = floor or path_floor(precision, self.roundings)
+            lucky = not yardstick and least is NO_FLOOR
+            bound = lucky_bound(once, precision) if lucky else accuracy_bound(yardstick, once, count, least)
             whose = f"{self.labels[worse]} is further from its float64"
             left_range = min(errors) == np.inf
             if left_range:
@@ -178,7 +203,7 @@ class Judge:
             truth = truths[0] if left_range else ()
             row = self._row(low, name, precision, errors[worse], bound, values[1], truth)
             overflowed = any(misplaced(value, exact) for value, exact in zip(values[worse], truths[worse], strict=True))
-            row = alike.in_range(row, values, truths, precision)
+            row = alike.in_range(_undecided(row, errors, truths), values, truths, precision)
             held = overflowed or alike.held(exact.kind, precision, min(errors), count)
             if response and held and any(map(rms, truths[0])):
                 own = partial(own_bound, once, count, own_floor(precision, self.roundings))

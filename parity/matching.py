@@ -24,7 +24,9 @@ Block = tuple[str, Cut | None]
 PARTS = (2, 3, 4)
 
 #: Words that the names of one parameter differ in between libraries: left out, or written as another.
-FILLING = "weight kernel scale embedding value params model module layers layer h block gamma w running batch stats"
+FILLING = (
+    "weight kernel scale embedding value params model module layers layer h block blocks gamma w running batch stats"
+)
 SYNONYMS = {"beta": "bias", "b": "bias", "norm": "ln", "layernorm": "ln"}
 
 
@@ -49,6 +51,7 @@ def match_values(reference: Arrays, candidate: Arrays) -> Matched:
     finder.whole()
     finder.packed(0)
     finder.packed(1)
+    finder.whole()  # what was one of too many is alone now
     moves = finder.voted()
     found = {move.source for move in moves}, {move.target for move in moves}
     apart = (
@@ -120,30 +123,39 @@ class _Finder:
 
     def whole(self) -> None:
         """Tensors that hold the same numbers."""
-        sources, targets = (_keyed(((name, None), array) for name, array in side.items()) for side in self.sides)
+        sources, targets = (_keyed(((name, None), array) for name, array in side.items()) for side in self._left())
         for key, blocks in sources.items():
             if len(blocks) == len(targets.get(key, ())):
                 self._take(blocks, targets[key])
 
     def packed(self, side: int) -> None:
         """Tensors of one side (0 or 1) that are several of the other's, joined along an axis or stacked."""
-        done = {move.source for move in self.moves}, {move.target for move in self.moves}
-        rest = [
-            {name: array for name, array in each.items() if name not in taken}
-            for each, taken in zip(self.sides, done, strict=True)
-        ]
+        rest = self._left()
         keyed = _keyed(((name, None), array) for name, array in rest[1 - side].items())
         order = list(rest[1 - side])
+
+        def fits(other: str, name: str) -> float:
+            """How much better a name fits this one than any other: a last norm is no layer's."""
+            return alike(other, name) - max((alike(other, each) for each in rest[side] if each != name), default=0.0)
+
         for name, array in rest[side].items():
             for cuts in _cuts(array):
                 found = _keyed(((name, cut), part(array, cut)) for cut in cuts)
                 if all(len(keyed.get(key, ())) >= len(blocks) for key, blocks in found.items()):
                     for key, blocks in found.items():
-                        others = sorted(keyed[key], key=lambda other: -alike(other[0], name))[: len(blocks)]
+                        others = sorted(keyed[key], key=lambda other: -fits(other[0], name))[: len(blocks)]
                         keyed[key] = [other for other in keyed[key] if other not in others]
                         others.sort(key=lambda other: order.index(other[0]))
                         self._take(*((blocks, others) if side == 0 else (others, blocks)))
                     break
+
+    def _left(self) -> list[dict[str, np.ndarray]]:
+        """What is in no move yet, of either side."""
+        done = {move.source for move in self.moves}, {move.target for move in self.moves}
+        return [
+            {name: array for name, array in each.items() if name not in taken}
+            for each, taken in zip(self.sides, done, strict=True)
+        ]
 
     def voted(self) -> list[Move]:
         """The moves; a layout that the numbers leave open (a square of zeros) is the one that its like have."""

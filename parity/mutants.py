@@ -114,7 +114,8 @@ def mutants(
     if optimizes:
         yield from _of_optimizers(weights, moments, seed)
     for precision in precisions:
-        yield _coarser(precision)
+        if any(map(is_float, weights.values())):
+            yield _coarser(precision)
         if FORMATS[precision].precision < FORMATS["float32"].precision:
             yield from (_coarser_operation(operation, precision) for operation in operations)
 

@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from .accuracy import single_operations, working_precision
-from .errors import ParityUsageError
-from .findings import KILLED, SURVIVED, UNTOUCHED, Planted
+from .errors import ParityUsageError, first_line
+from .findings import FAILED, KILLED, SURVIVED, UNTOUCHED, Planted
+from .kinds import all_same_bits
 from .mutants import NONE, Mutant, mutants
 from .pair import Pair
 from .planting import Mutated, Remembered
 from .preparation import Prepared, prepare
 from .result import Row
+from .runs import running
 from .stages import Stages
 from .thorough import thorough_rows
-from .unreached import acts_alike
+from .unreached import acts_alike, same_arrays
 
 Rows = Iterator[list[Row]]
 #: The kind of the faults that a pair brings along.
@@ -40,7 +42,13 @@ def planted(stages: Stages) -> list[Planted]:
         if not stages.in_time(f"faults of the pair's own from {name} on"):
             return found
         stages.progress(f"planting: {name}")
-        found.append(_outcome(GIVEN, name, bench.stages_of(make), usual))
+        try:
+            prepared = bench.prepared(make)
+        except Exception as error:  # whatever the caller's function raises: the other faults are planted all the same
+            what = str(error) if isinstance(error, ParityUsageError) else f"{type(error).__name__}: {first_line(error)}"
+            found.append(Planted(GIVEN, name, FAILED, what))
+            continue
+        found.append(_outcome(GIVEN, name, bench.stages_of(prepared), usual))
     return found
 
 
@@ -90,13 +98,35 @@ class Bench:
         else:
             yield from _rows(stages)
 
-    def stages_of(self, make: Callable[[], Pair]) -> Rows:
-        """The rows of another pair, which has a fault of its own, stage by stage; none if nothing comes of it."""
-        prepared = prepare(make(), self.first.options)
-        if acts_alike(self.first, self.candidate, prepared):
+    def prepared(self, make: Callable[[], Pair]) -> Prepared:
+        """Another pair, which has a fault of its own, made ready.
+
+        Raises:
+            ParityUsageError: it is none, or cannot be run at all.
+        """
+        pair = make()
+        if not isinstance(pair, Pair):
+            raise ParityUsageError(f"mutants: functions that return a Pair, got {type(pair).__name__}; return the pair")
+        return prepare(pair, self.first.options)
+
+    def stages_of(self, prepared: Prepared) -> Rows:
+        """The rows of another pair stage by stage; none if nothing comes of its fault."""
+        same = self._has_our_reference(prepared)
+        if same and acts_alike(self.first, self.candidate, prepared):
             return
-        sides = replace(prepared.sides, reference=self.reference, lifted=self.first.sides.lifted)
+        reference = self.reference if same else prepared.sides.reference
+        sides = replace(prepared.sides, reference=reference, lifted=self.first.sides.lifted)
         yield from _rows(self._again(replace(prepared, sides=sides)))
+
+    def _has_our_reference(self, prepared: Prepared) -> bool:
+        """Whether the fault is in the candidate alone: the reference gives the same bits for the same batches."""
+        mine, theirs = self.first.pooled, prepared.batches[: prepared.pooled]
+        if not all(map(same_arrays, (self.first.weights, *mine), (prepared.weights, *theirs))):
+            return False
+        with running(prepared.sides.reference.label, "float64"):
+            lifted = self.first.sides.lifted
+            run = prepared.sides.reference.run(prepared.weights, theirs[0], "float64", lifted=lifted)
+        return all_same_bits(([self.reference.run(self.first.weights, mine[0], "float64", lifted=lifted)], [run]))
 
     def _again(self, prepared: Prepared) -> Stages:
         first = self.first

@@ -10,6 +10,13 @@ from .formats import FORMATS, TENSORFLOAT32
 DEVICES = ("cpu", "cuda")
 
 
+#: What each field has to be.
+KINDS = (
+    *((name, int, "a whole number") for name in ("batches", "steps", "seed", "curve", "seeds", "budget")),
+    *((name, bool, "True or False") for name in ("grads", "points", "flops", "thorough", "mutate")),
+)
+
+
 @dataclass(frozen=True)
 class Options:
     """`precisions` are judged after float64, in this order.
@@ -40,6 +47,14 @@ class Options:
     budget: int | None = None
 
     def __post_init__(self) -> None:
+        for name, kind, rule in KINDS:
+            value = getattr(self, name)
+            is_one = isinstance(value, kind) and (kind is bool) == isinstance(value, bool)
+            if not is_one and (name, value) != ("budget", None):
+                raise ParityUsageError(f"{name}: {rule}, got {value!r}; give one")
+        if isinstance(self.precisions, str) or not isinstance(self.precisions, tuple | list):
+            raise ParityUsageError(f"precisions: a tuple of names, got {self.precisions!r}; write ('float32',)")
+        object.__setattr__(self, "precisions", tuple(self.precisions))
         for name in self.precisions:
             if name not in FORMATS or name == "float64":
                 known = ", ".join(each for each in FORMATS if each != "float64")

@@ -118,9 +118,9 @@ def _with_tables(widened: list[Row], islands: Sequence[Island], stages: Stages) 
         return widened
     stages.progress("float64: float32 tables, which cannot be widened")
     inside = stages.localise()
-    if not any(finding.birth == BORN for finding in inside.findings) or elsewhere(
-        inside.findings, islands, inside.unmatched
-    ):
+    whole = not inside.rows  # no point within: what differs is born in the function as a whole, and so is the table
+    born = any(finding.birth == BORN for finding in inside.findings)
+    if not (born or whole) or elsewhere(inside.findings, islands, inside.unmatched):
         return widened
     stages.excuses = True
     return stages.excused(widened)

@@ -13,7 +13,7 @@ from .compare import errors_by_name
 from .constants import excused
 from .curves import curve_rows
 from .derivative import derivative_rows
-from .draws import SHARED, refuse_other_draws
+from .draws import SHARED, refuse_any_draws, refuse_other_draws
 from .errors import ParityUsageError
 from .formats import FORMATS
 from .islands import Island
@@ -36,6 +36,9 @@ Progress = Callable[[str], None]
 
 #: Between the rounding of float64, which another order of a sum may change, and a value.
 CHANCE = 2.0**-26
+AGAINST_CHANCE = (
+    "turn dropout off (module.eval()), or say so in the Pair (dropout='shared' or 'off'), or fix what it draws"
+)
 
 
 @dataclass
@@ -178,6 +181,8 @@ class Stages:
         rows = self.judge.same_function(outputs, [run.outputs for run in low])
         rows = without_ties(rows, self.exact, self.sides, weights, self.pooled, self.options.seed)
         self.zero, one_sided = self.judge.zero_gradients(gradients, [run.derivatives for run in low])
+        if not any(outputs.names()):  # of whole numbers alone there is nothing to differentiate
+            one_sided = [row for row in one_sided if row.verdict != "VACUOUS"]
         if not self.options.grads:
             return rows
         return rows + one_sided + self.judge.same_function(gradients, [run.derivatives for run in low], self.zero)
@@ -208,19 +213,21 @@ class Stages:
                 (second,) = runs[side](self.weights, self.pooled[:1], "float64")
             for name, gap in errors_by_name([second.outputs], [first.outputs]).items():
                 if gap > CHANCE:
+                    advice = AGAINST_CHANCE
+                    if mode := self.prepared.pair.dropout:
+                        advice = f"dropout={mode!r} reaches F.dropout and Dropout layers, and not what draws here"
                     raise ParityUsageError(
                         f"{label}: a function of its weights and inputs alone, got {name!r} that differs by {gap:.1g} "
-                        "between two runs; turn dropout off (module.eval()), or say so in the "
-                        "Pair (dropout='shared' or 'off'), or fix what it draws"
+                        f"between two runs; {advice}"
                     )
             if not self.seen and not all_same_bits(([first], [second])):
                 self.notes += (f"{label}: two runs on the same numbers give other bits: it adds up in another order",)
 
     def _compare_draws(self) -> None:
         """Shared draws have to be the same ones; how many there were is said."""
-        if self.prepared.pair.dropout != SHARED:
-            return
         drawn = self.sides.reference.draws, self.sides.candidate.draws
+        if self.prepared.pair.dropout != SHARED:
+            return refuse_any_draws(self.sides.labels, drawn)
         refuse_other_draws(self.sides.labels, drawn)
         self.notes += (f"dropout: {len(drawn[0])} draws in each run, the same ones on both sides",)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from .findings import KILLED, SURVIVED, UNTOUCHED, Planted, mutation_score
+from .findings import FAILED, KILLED, SURVIVED, UNTOUCHED, Planted, mutation_score
 from .result import Row
 from .work import Counts, Work
 
@@ -122,6 +122,9 @@ def flops_verdict(work: Work) -> str:
     )
 
 
+OUTCOMES = (KILLED, SURVIVED, UNTOUCHED, FAILED)
+
+
 def mutation_table(planted: Sequence[Planted]) -> Table:
     """A line per kind of fault."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -139,14 +142,14 @@ def mutation_table(planted: Sequence[Planted]) -> Table:
 def mutation_lines(planted: Sequence[Planted]) -> Iterator[tuple[str, str]]:
     """The score, and by name what was not noticed."""
     score = mutation_score(planted)
-    counts = {outcome: [each for each in planted if each.outcome == outcome] for outcome in (SURVIVED, UNTOUCHED)}
-    effective = len(planted) - len(counts[UNTOUCHED])
-    for each in counts[SURVIVED]:
+    found = {outcome: [each for each in planted if each.outcome == outcome] for outcome in OUTCOMES}
+    for each in found[SURVIVED]:
         yield f"survived: {each.kind}, {each.name}", STYLES["ABSTAIN"]
-    if untouched := [each.name.partition(":")[0] for each in counts[UNTOUCHED]]:
+    for each in found[FAILED]:
+        yield f"not planted: {each.name}: {each.by}", STYLES["ABSTAIN"]
+    if untouched := [each.name.partition(":")[0] for each in found[UNTOUCHED]]:
         yield f"{len(untouched)} change no figure here, so that they do not count: {', '.join(untouched)}", "dim"
     if score is not None:
-        yield (
-            f"mutation score: {effective - len(counts[SURVIVED])} of {effective} faults with an effect ({score:.1%})",
-            "",
-        )
+        killed = len(found[KILLED])
+        effective = killed + len(found[SURVIVED])
+        yield f"mutation score: {killed} of {effective} faults with an effect ({score:.1%})", ""

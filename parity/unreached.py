@@ -11,7 +11,7 @@ from .kinds import all_same_bits
 from .pair import Operation
 from .preparation import Prepared
 from .runners import Runner
-from .runs import Arrays
+from .runs import Arrays, running
 from .sides import rounded
 from .stages import Stages, is_narrow
 from .streams import gradient_streams, stream_path
@@ -24,12 +24,16 @@ def acts_alike(stages: Stages, usual: Runner, faulty: Prepared) -> bool:
     else a check runs (twins, paths, curves) is made of these, and takes most of its time.
     """
     other = faulty.sides.candidate
-    return all(
-        _runs_alike(stages, usual, other, precision)
-        and _optimizers_alike(stages, usual, other, precision)
-        and _operations_alike(stages, usual, faulty, precision)
-        for precision in ("float64", *stages.options.precisions)
-    )
+    for precision in ("float64", *stages.options.precisions):
+        with running(other.label, precision):
+            alike = (
+                _runs_alike(stages, usual, other, precision)
+                and _optimizers_alike(stages, usual, other, precision)
+                and _operations_alike(stages, usual, faulty, precision)
+            )
+        if not alike:
+            return False
+    return True
 
 
 def _runs_alike(stages: Stages, usual: Runner, other: Runner, precision: str) -> bool:
@@ -49,7 +53,7 @@ def _optimizers_alike(stages: Stages, usual: Runner, other: Runner, precision: s
     for stream in gradient_streams(stages.options.seed, stages.shapes).values():
         mine, theirs = (runner.follow(path.points, stream, precision) for runner in (usual, other))
         for one, two in zip(mine, theirs, strict=True):
-            if not all(map(_same, (one.parameters, one.mu, one.nu), (two.parameters, two.mu, two.nu))):
+            if not all(map(same_arrays, (one.parameters, one.mu, one.nu), (two.parameters, two.mu, two.nu))):
                 return False
     return True
 
@@ -73,5 +77,6 @@ def _numbers(arrays: Arrays, precision: str) -> Arrays:
     return rounded(arrays, precision) if is_narrow(precision) else arrays
 
 
-def _same(mine: Arrays, theirs: Arrays) -> bool:
+def same_arrays(mine: Arrays, theirs: Arrays) -> bool:
+    """Whether arrays have the same names and bits."""
     return mine.keys() == theirs.keys() and all(same_bits(mine[name], theirs[name]) for name in mine)

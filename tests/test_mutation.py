@@ -17,7 +17,7 @@ import torch
 
 import parity
 from parity import Options, Pair, Result
-from parity.findings import KILLED, SURVIVED, UNTOUCHED, Planted, mutation_score
+from parity.findings import FAILED, KILLED, SURVIVED, UNTOUCHED, Planted, mutation_score
 from parity.mutants import EACH, NONE, Mutant, mutants
 from parity.planting import Mutated, Remembered
 from parity.preparation import prepare
@@ -244,6 +244,13 @@ def jax_with(change: Callable[[Any], Any]) -> Pair:
     return replace(PAIR, candidate=replace(PAIR.candidate, function=function))
 
 
+def twice_the_gain(pair: Pair) -> Pair:
+    def function(params: Any, x: Any, mask: Any) -> dict[str, Any]:
+        return with_torch({**params, "gain": 2 * params["gain"]}, x, mask)
+
+    return replace(pair, reference=replace(pair.reference, function=function))
+
+
 def broken() -> Pair:
     raise parity.ParityUsageError("weights: what it needs, got none; give them")
 
@@ -253,6 +260,11 @@ def test_faults_of_the_pairs_own() -> None:
         "gain left out": lambda: jax_with(lambda params: {**params, "gain": jnp.ones(6)}),
         "nothing at all": lambda: jax_with(lambda params: params),
         "it cannot be built": broken,
+        "it is no pair": lambda: None,
+        "it raises": lambda: 1 / 0,
+        "its side raises": lambda: jax_with(lambda params: {"gain": params["gain"]}),
+        # a fault of both sides is no difference between them
+        "its reference is another one": lambda: twice_the_gain(jax_with(lambda p: {**p, "gain": 2 * p["gain"]})),
         "another optimizer": lambda: replace(PAIR, candidate=replace(PAIR.candidate, optimizer=optax.adamw(0.02))),
     }
     found = parity.check(replace(PAIR, mutants=own), QUICK)
@@ -260,9 +272,15 @@ def test_faults_of_the_pairs_own() -> None:
     assert {name: each.outcome for name, each in given.items()} == {
         "gain left out": KILLED,
         "nothing at all": UNTOUCHED,
-        "it cannot be built": KILLED,
+        "it cannot be built": FAILED,
+        "it is no pair": FAILED,
+        "it raises": FAILED,
+        "its side raises": KILLED,
+        "its reference is another one": SURVIVED,
         "another optimizer": KILLED,
     }
+    assert "not planted: it raises: ZeroDivisionError: division by zero" in str(found)
+    assert given["it is no pair"].by == "mutants: functions that return a Pair, got NoneType; return the pair"
     assert given["it cannot be built"].by == "weights: what it needs, got none; give them"
     assert given["another optimizer"].by.startswith("step parameters")
 

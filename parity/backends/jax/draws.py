@@ -18,23 +18,21 @@ LAYERS = (("flax.nnx", "Dropout"), ("flax.linen", "Dropout"), ("equinox.nn", "Dr
 
 
 @contextmanager
-def replacing_dropout(draws: Draws | None) -> Iterator[None]:
-    """While it lasts jax.random.bernoulli is true where `draws` are below its p, and with None dropout layers keep all.
+def replacing_dropout(draws: Draws, shared: bool = True) -> Iterator[None]:
+    """While it lasts jax.random.bernoulli is true where `draws` are below its p; not `shared`, layers keep everything.
 
     nnx, linen, equinox and functions draw what they keep with it. What is traced gets the numbers as constants.
     """
     with ExitStack() as stack:
-        if draws is None:
-            for name, layer in LAYERS:
-                if name in sys.modules:
-                    stack.enter_context(patch.object(getattr(sys.modules[name], layer), "__call__", _everything))
-        else:
+        for name, layer in () if shared else LAYERS:
+            if name in sys.modules:
+                stack.enter_context(patch.object(getattr(sys.modules[name], layer), "__call__", _everything))
 
-            def bernoulli(key: Any, p: Any = 0.5, shape: Any = None, **how: Any) -> jax.Array:
-                size = jnp.shape(p) if shape is None else shape
-                return jnp.asarray(draws.uniform(size)) < p
+        def bernoulli(key: Any, p: Any = 0.5, shape: Any = None, **how: Any) -> jax.Array:
+            size = jnp.shape(p) if shape is None else shape
+            return jnp.asarray(draws.uniform(size)) < p
 
-            stack.enter_context(patch.object(jax.random, "bernoulli", bernoulli))
+        stack.enter_context(patch.object(jax.random, "bernoulli", bernoulli))
         yield
 
 

@@ -84,8 +84,8 @@ def _evaluate(jaxpr: core.Jaxpr, consts: Sequence[Any], values: Sequence[Any]) -
             return environment[atom]
         dtype = dtype_of(atom)
         if is_low(atom.aval) and not np.shape(atom.val) and jnp.issubdtype(dtype, jnp.floating):
-            return np.float64(sharpen(float(atom.val), dtype))
-        return _widen(atom.val)
+            return _number(float(atom.val), dtype)
+        return _constant(atom.val)
 
     for equation in jaxpr.eqns:
         results = _run_lifted(equation, [read(atom) for atom in equation.invars])
@@ -134,11 +134,23 @@ def nudging(seed: int) -> Iterator[None]:
 
 
 def _constant(x: Any) -> Any:
-    seed = _seed.get()
-    if seed is None or isinstance(x, jax.core.Tracer) or not jnp.issubdtype(np.asarray(x).dtype, jnp.floating):
-        return _widen(x)
+    """Widened; nudged, or if it is a single number the one that was meant, where it holds float32 numbers."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None or isinstance(x, jax.core.Tracer) or not jnp.issubdtype(dtype, jnp.floating):
+        return _widen(x)  # a key of jax.random has a type that NumPy has not
     values = np.asarray(x)
-    return jnp.asarray(nudged(values, seed)) if is_low(x) or holds_float32(values.reshape(-1)) else x
+    if not (is_low(x) or holds_float32(values.reshape(-1))):
+        return x
+    if values.ndim == 0:
+        return jnp.asarray(_number(float(values), dtype if is_low(x) else np.float32))
+    seed = _seed.get()
+    return _widen(x) if seed is None else jnp.asarray(nudged(values, seed))
+
+
+def _number(value: float, dtype: Any) -> np.float64:
+    """A single number of a low type in float64: nudged, or the one that was rounded to it."""
+    seed = _seed.get()
+    return np.float64(sharpen(value, dtype) if seed is None else nudged(np.asarray([value]), seed)[0])
 
 
 def _widen(x: Any) -> Any:

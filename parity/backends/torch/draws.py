@@ -13,15 +13,15 @@ from ...draws import Draws
 
 
 @contextmanager
-def replacing_dropout(draws: Draws | None) -> Iterator[None]:
-    """While it lasts F.dropout keeps what `draws` say, and with None everything; nn.Dropout calls it.
+def replacing_dropout(draws: Draws, shared: bool = True) -> Iterator[None]:
+    """While it lasts F.dropout keeps what `draws` say, and everything unless they are `shared`; nn.Dropout calls it.
 
     As torch's own on the CPU, the kept are multiplied by 1 / (1 - p) in the type of the input. What draws by itself
     (attention kernels with a dropout of their own, torch.bernoulli) is not reached.
     """
 
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-        if not training or not p or draws is None:
+        if not training or not p or not shared:
             return input
         if p == 1:
             return input.zero_() if inplace else torch.zeros_like(input)
