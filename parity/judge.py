@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from .compare import (
     rms,
     structure,
 )
+from .formats import FORMATS
 from .result import Row
 from .runs import INPUT, Arrays, is_float
 from .scale import same_scale
@@ -206,7 +208,9 @@ class Judge:
             row = alike.in_range(_undecided(row, errors, truths), values, truths, precision)
             held = overflowed or alike.held(exact.kind, precision, min(errors), count)
             if response and held and any(map(rms, truths[0])):
-                own = partial(own_bound, once, count, own_floor(precision, self.roundings))
+                # a sum of equal numbers may need no rounding, by luck
+                least_once = max(once, FORMATS[precision].unit_roundoff / math.sqrt(12))
+                own = partial(own_bound, least_once, count, own_floor(precision, self.roundings))
                 row = alike.accurate(row, min(errors), own, partial(response, name))
             if exact.kind == "output" and path_floor(precision, 1) is NO_FLOOR:
                 row = same_scale(row, values, truths, errors, once, count)

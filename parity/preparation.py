@@ -10,7 +10,7 @@ import numpy as np
 
 from .conversions import Converted, converted
 from .draws import OFF, SHARED
-from .errors import ParityUsageError
+from .errors import ParityUsageError, first_line
 from .links import Blocks, Mapped
 from .matching import Matched, known_numbers, match_names, match_values
 from .options import Options
@@ -125,7 +125,13 @@ def drawn(pair: Pair, options: Options) -> tuple[Form, list[Arrays]]:
 def draw_batches(pair: Pair, generator: np.random.Generator, count: int) -> tuple[Form, list[Arrays]]:
     """So many batches of a pair by name, and how a side is called with one; the errors of `drawn`."""
     given = pair.inputs
-    batches = [given(generator) if callable(given) else given for _ in range(count)]
+    try:
+        batches = [given(generator) if callable(given) else given for _ in range(count)]
+    except Exception as error:  # whatever the caller's function raises
+        raise ParityUsageError(
+            f"inputs: a function of a NumPy Generator that returns a batch, got {type(error).__name__}: "
+            f"{first_line(error)}; call it by itself, the traceback (--debug) shows where"
+        ) from error
     for batch in batches:
         if not isinstance(batch, tuple | list | Mapping):
             found = type(batch).__name__

@@ -195,6 +195,10 @@ class Stages:
         if unnamed and mine != theirs and len(mine) == len(theirs):
             self.sides.rename(dict(zip(theirs, mine, strict=True)))
             exact = self.sides.run(weights, self.pooled, "float64")
+        for name, array in exact[0][0].outputs.items():
+            other = exact[1][0].outputs.get(name)
+            if array.dtype.kind == "c" and other is not None and other.dtype.kind == "c":
+                raise ParityUsageError(f"outputs: real arrays, got {array.dtype} for {name!r}; return its parts as two")
         return exact
 
     def _refuse_chance(self) -> None:

@@ -150,6 +150,16 @@ def test_several_targets_are_one_call(file: str, capsys: pytest.CaptureFixture[s
     assert (status, [each["verdict"] for each in json.loads(out)]) == (1, ["PASS", "FAIL"])
 
 
+def test_a_pair_that_cannot_be_run_does_not_cost_the_others(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = "\n\nbroken = parity.Pair('broken', Line(), Line(), inputs=lambda generator: 1 / 0)\n"
+    Path(file).write_text(Path(file).read_text() + more)
+    quick = ("--dtype", "float64", "--batches", "2")
+    status, out, errors = call(capsys, f"{file}:broken", f"{file}:line", *quick, "--json", "all.json")
+    assert (status, out.splitlines()[-1].split()) == (2, ["PASS", "same-function", "line"])
+    assert errors.splitlines()[-1].startswith("error: broken: inputs: a function of a NumPy Generator")
+    assert [each["target"] for each in json.loads(Path("all.json").read_text())] == ["line"]
+
+
 def test_nothing_is_checked_where_one_target_is_wrong(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, errors = call(capsys, f"{file}:line", "gtp2", "--json", "all.json")
     assert (status, out) == (2, "")
