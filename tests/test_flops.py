@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import jaxcore
+import parity
 import torchref
 from jaxcore import PRESETS, ModelConfig, parameter_table
 from parity.account.formula import forward_backward_flops, forward_flops, matmul_flops, recomputed_flops
@@ -317,3 +318,18 @@ def test_the_raw_input_example_has_no_gradient_of_its_input():
     weights = [torch.empty(shape, device="meta", requires_grad=True) for shape in (w1, w2)]
     assert counted_flops(in_torch, *weights, torch.empty(x, device="meta")) == forward + backward
     assert counted_flops(in_torch, *weights, torch.empty(x, device="meta", requires_grad=True)) == 3 * forward
+
+
+def test_a_mask_that_a_module_makes_on_the_way_does_not_cost_the_count() -> None:
+    class Causal(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen = torch.tril(torch.ones(7, 7, dtype=torch.bool))
+            return torch.softmax((x @ x.mT).masked_fill(~seen, -torch.inf), -1)
+
+    def causal(x: jax.Array) -> jax.Array:
+        seen = jnp.tril(jnp.ones((7, 7), bool))
+        return jax.nn.softmax(jnp.where(seen, x @ x.mT, -jnp.inf), -1)
+
+    pair = parity.Pair("causal", Causal(), parity.Jax(causal), inputs=lambda g: (g.standard_normal((2, 7, 5)),))
+    work = parity.check(pair, precisions=(), batches=1, steps=0).work
+    assert (work.equal, work.flops["forward"]["torch"]) == (True, 2 * 2 * 7 * 7 * 5)

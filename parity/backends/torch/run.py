@@ -155,14 +155,16 @@ class TorchRunner:
             return list(found)
 
     def count(self, weights: Arrays, batch: Arrays) -> Work:
-        """Matmul FLOPs by PyTorch's counter, on the meta device."""
+        """Matmul FLOPs by PyTorch's counter, on the meta device, where what the model makes by itself is made too."""
         inputs = self._cast(batch, "float32")
 
         def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
-            self.model.call(module, inputs)
+            with torch.device("meta"):
+                self.model.call(module, inputs)
 
         def forward_backward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
-            self._backward(module, inputs, lifted=False)
+            with torch.device("meta"):
+                self._backward(module, inputs, lifted=False)
 
         def counted(function: Callable[..., None]) -> Callable[[], int]:
             return lambda: count.counted_flops(function, self._module(weights, "float32"), inputs)
