@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from .bounds import NO_FLOOR, OWN_SLACK, Bound, chance, path_floor
-from .compare import wide
+from .compare import misplaced, rms, wide
 from .formats import FORMATS
 from .result import Row
 
@@ -22,6 +22,19 @@ def left_range(values: Values, truth: Values, precision: str) -> int:
         int(np.count_nonzero(~np.isfinite(value) & (np.abs(wide(exact)) <= largest)))
         for value, exact in zip(values, truth, strict=True)
     )
+
+
+def undecided(row: Row, errors: Sequence[float], truths: Sequence[Values]) -> Row:
+    """A failure that says nothing, as ABSTAIN: what is left of a number that is zero in theory has no digits."""
+    if row.verdict != "FAIL" or not row.measured or any(misplaced(a, b) for a, b in zip(*truths, strict=True)):
+        return row
+    if not any(rms(array) for side in truths for array in side):
+        why = "exactly zero in float64 on both sides, so that nothing measures it"
+    elif min(errors) >= 1:
+        why = "no digit is right on either side: zero in theory, or all cancelled"
+    else:
+        return row
+    return replace(row, verdict="ABSTAIN", derivation=why)
 
 
 def in_range(row: Row, values: Sequence[Values], truths: Sequence[Values], precision: str) -> Row:

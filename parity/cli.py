@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 
 import click
 
-from .errors import ParityUsageError
+from .errors import USAGE_ERROR, ParityUsageError
 
-USAGE_ERROR = 2
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: Python's own 1 would say FAIL
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -196,10 +195,10 @@ def main(ctx: click.Context) -> None:
     "--thorough", is_flag=True, default=None, help="Float64 on other inputs too: scaled, shifted, zero, tied, longer."
 )
 @click.option("--curve", type=Whole(0), help="Train each side on its own for so many steps, and compare.  [default: 0]")
-@click.option("--mutate", is_flag=True, default=None, help="Plant faults into the check, and count those it notices.")
 @click.option(
     "--seeds", type=Whole(0), help="Do so on the batches of so many seeds, and compare the final losses.  [default: 0]"
 )
+@click.option("--mutate", is_flag=True, default=None, help="Plant faults into the check, and count those it notices.")
 @click.option(
     "--budget", type=Duration(1), metavar="TIME", help="Begin no stage after 120s or 2m; what is left out is said."
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from .acceptance import accept, today, unneeded
-from .errors import ParityUsageError
+from .errors import USAGE_ERROR, ParityUsageError
 from .limits import default_batches, refuse_what_does_not_fit, require_device, return_freed_memory
 from .options import Options
 from .output import STDOUT, destination_of, showing, write_result, write_results
@@ -22,8 +22,6 @@ from .settings import find_settings
 from .targets import is_own, load_pairs
 from .verdict import check
 
-#: The exit status of a call of which a part could not be run.
-USAGE_ERROR = 2
 DEFAULT_PRESET = "tiny"
 DEFAULT_BATCH = 2
 DEFAULT_SEQ = 128

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: The exit status of a call in which something is the caller's mistake.
+USAGE_ERROR = 2
+
 
 class ParityUsageError(ValueError):
     """The caller's mistake, in one line: `<what>: <rule>, got <value>; <what to do>`."""

@@ -45,19 +45,6 @@ from .scale import same_scale
 Errors = Mapping[str, float]
 
 
-def _undecided(row: Row, errors: Sequence[float], truths: Sequence[Sequence[np.ndarray]]) -> Row:
-    """A failure that says nothing, as ABSTAIN: what is left of a number that is zero in theory has no digits."""
-    if row.verdict != "FAIL" or not row.measured or any(misplaced(a, b) for a, b in zip(*truths, strict=True)):
-        return row
-    if not any(rms(array) for side in truths for array in side):
-        why = "exactly zero in float64 on both sides, so that nothing measures it"
-    elif min(errors) >= 1:
-        why = "no digit is right on either side: zero in theory, or all cancelled"
-    else:
-        return row
-    return replace(row, verdict="ABSTAIN", derivation=why)
-
-
 @dataclass(frozen=True)
 class Batches:
     """One kind of tensors (outputs, gradients, moments) of both sides, a dict of arrays per batch."""
@@ -205,7 +192,7 @@ class Judge:
             truth = truths[0] if left_range else ()
             row = self._row(low, name, precision, errors[worse], bound, values[1], truth)
             overflowed = any(misplaced(value, exact) for value, exact in zip(values[worse], truths[worse], strict=True))
-            row = alike.in_range(_undecided(row, errors, truths), values, truths, precision)
+            row = alike.in_range(alike.undecided(row, errors, truths), values, truths, precision)
             held = overflowed or alike.held(exact.kind, precision, min(errors), count)
             if response and held and any(map(rms, truths[0])):
                 # a sum of equal numbers may need no rounding, by luck

@@ -19,7 +19,7 @@ import numpy as np
 from .formats import FORMATS
 from .pair import Operation
 from .rounding import to_bits
-from .runs import Arrays, Step, is_float, is_state
+from .runs import Arrays, Step, is_float, is_mask, is_state
 
 Change = Callable[[Arrays], Arrays]
 
@@ -146,7 +146,7 @@ def _of_parameters(weights: Arrays, seed: int) -> Iterator[Mutant]:
 def _of_inputs(batch: Arrays, seed: int) -> Iterator[Mutant]:
     for name in _some(batch, "inputs", seed):
         array = batch[name]
-        ignored = np.ones_like if _is_mask(array) else np.zeros_like
+        ignored = np.ones_like if is_mask(array) else np.zeros_like
         if not np.array_equal(ignored(array), array):
             yield Mutant("input ignored", name, inputs=_at(name, ignored), input_gradients=_at(name, np.zeros_like))
         for kind, change, back in (
@@ -301,8 +301,3 @@ def _one_changed(array: np.ndarray) -> np.ndarray:
 def _is_gain(array: np.ndarray) -> bool:
     """Whether leaving a parameter out means one and not zero: vectors around one."""
     return array.ndim == 1 and bool(abs(np.mean(array) - 1) < 0.5)
-
-
-def _is_mask(array: np.ndarray) -> bool:
-    """Truth values, or zeros and ones."""
-    return not is_float(array) and set(np.unique(array)) <= {0, 1}

@@ -17,8 +17,18 @@ from .runs import Arrays, Run, Step
 REMEMBERED_BYTES = 2_000_000_000
 
 
+class Stepping(Around):
+    """A runner whose optimizer steps follow the gradients of its own runs, whatever these have become."""
+
+    def steps(
+        self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
+    ) -> Iterator[Step]:
+        """One optimizer step per batch."""
+        return self.follow(points, Gradients(self, points, batches, precision, lifted), precision, lifted=lifted)
+
+
 @dataclass
-class Remembered(Around):
+class Remembered(Stepping):
     """A runner that runs the same numbers once; it takes up no more once `learning` is off, or its memory is full."""
 
     learning: bool = True
@@ -37,15 +47,9 @@ class Remembered(Around):
             self.bytes_left -= size
         return run
 
-    def steps(
-        self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
-    ) -> Iterator[Step]:
-        """One optimizer step per batch, on gradients that may be remembered."""
-        return self.follow(points, Gradients(self, points, batches, precision, lifted), precision, lifted=lifted)
-
 
 @dataclass
-class Mutated(Around):
+class Mutated(Stepping):
     """A runner with one fault: in what goes in, in what comes out, or in its optimizer."""
 
     mutant: Mutant
@@ -62,12 +66,6 @@ class Mutated(Around):
         if not self.mutant.happens("float64"):
             return self.runner.nudge(weights, batch, seed)
         return self._faulty(self.runner.nudge(self.mutant.weights(weights), self.mutant.inputs(batch), seed))
-
-    def steps(
-        self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
-    ) -> Iterator[Step]:
-        """One optimizer step per batch, on the gradients of faulty runs."""
-        return self.follow(points, Gradients(self, points, batches, precision, lifted), precision, lifted=lifted)
 
     def follow(
         self, points: Sequence[Arrays], gradients: Sequence[Arrays], precision: str, *, lifted: bool = False

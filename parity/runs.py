@@ -203,6 +203,11 @@ def is_float(array: np.ndarray) -> bool:
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
+def is_mask(array: np.ndarray) -> bool:
+    """Truth values, or zeros and ones."""
+    return not is_float(array) and set(np.unique(array)) <= {0, 1}
+
+
 def is_state(name: str) -> bool:
     """Whether an output is state that the run changed, and nothing that the side returned."""
     return name.startswith("state ")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .runs import Arrays, is_float
+from .runs import Arrays, is_float, is_mask
 
 
 class Variant(NamedTuple):
@@ -26,7 +26,7 @@ def variants(weights: Arrays, batch: Arrays, seed: int) -> Iterator[Variant]:
             changed = {key: _changed(array, change, generator) for key, array in batch.items()}
             yield Variant(f"inputs {name}", weights, changed)
     for key, array in batch.items():
-        if _is_mask(array):
+        if array.ndim > 1 and array.shape[0] > 1 and is_mask(array):
             yield Variant(f"last row of {key} all zero", weights, {**batch, key: _without_last_row(array)})
     if (length := _length(batch)) is not None:
         yield Variant("shorter sequences", weights, _resized(batch, length, max(1, length // 2)))
@@ -52,11 +52,6 @@ def _changed(
     array: np.ndarray, change: Callable[[np.ndarray, np.random.Generator], np.ndarray], generator: np.random.Generator
 ) -> np.ndarray:
     return np.asarray(change(array, generator), np.float32) if is_float(array) else array
-
-
-def _is_mask(array: np.ndarray) -> bool:
-    """Truth values, or zeros and ones, with more than one row."""
-    return array.ndim > 1 and array.shape[0] > 1 and not is_float(array) and set(np.unique(array)) <= {0, 1}
 
 
 def _without_last_row(array: np.ndarray) -> np.ndarray:

@@ -67,7 +67,12 @@ def _precisions(stages: Stages, judged: Judged) -> None:
     """As accurate at every working precision, the functions being the same."""
     if not judged.passes:
         return
-    ran = [precision for precision in stages.options.precisions if _accuracy(stages, judged, precision)]
+    complete = bool(stages.options.precisions)
+    for precision in stages.options.precisions:
+        if stages.in_time(precision):
+            judged.rows += working_precision(stages, precision)
+        else:
+            complete = False
     for verdict in ("FAIL", "VACUOUS"):
         row = first_of(judged.rows, verdict)
         if row is not None:
@@ -75,16 +80,8 @@ def _precisions(stages: Stages, judged: Judged) -> None:
             return judged.judge(verdict, judged.rung, what)
     if all(row.verdict == "ABSTAIN" for row in judged.rows):
         return judged.judge("ABSTAIN", None, "no bound was smaller than the tensors themselves")
-    bitwise = judged.rung == "same-function" and ran == [*stages.options.precisions] != [] and stages.bitwise
+    bitwise = judged.rung == "same-function" and complete and stages.bitwise
     judged.judge("PASS", "bitwise" if bitwise else judged.rung, "")
-
-
-def _accuracy(stages: Stages, judged: Judged, precision: str) -> bool:
-    """Whether there was time for a precision."""
-    if not stages.in_time(precision):
-        return False
-    judged.rows += working_precision(stages, precision)
-    return True
 
 
 def _thorough(stages: Stages, judged: Judged) -> None:

@@ -55,17 +55,9 @@ class Program(Protocol):
     `parameters` are differentiated; `state` are floats that a run may change; `counters` count what was drawn.
     """
 
-    @property
-    def parameters(self) -> Named:
-        """By name, in the side's own pytree."""
-
-    @property
-    def state(self) -> Named:
-        """By name, in the side's own pytree."""
-
-    @property
-    def counters(self) -> Mapping[str, Any]:
-        """By name."""
+    parameters: Named
+    state: Named
+    counters: Mapping[str, Any]
 
     def __call__(self, parameters: Tree, state: Tree, form: Form, inputs: Tree) -> tuple[Any, Tree]:
         """What the side returns for a batch, and the state that it leaves behind."""
@@ -156,34 +148,6 @@ class EquinoxProgram:
         return form.call(partial(self.call, module) if self.call else module, inputs), {}
 
 
-@dataclass
-class Dropping:
-    """A program with its dropout as the pair has it."""
-
-    program: Program
-    dropout: Dropout
-
-    @property
-    def parameters(self) -> Named:
-        """Of the program."""
-        return self.program.parameters
-
-    @property
-    def state(self) -> Named:
-        """Of the program."""
-        return self.program.state
-
-    @property
-    def counters(self) -> Mapping[str, Any]:
-        """Of the program."""
-        return self.program.counters
-
-    def __call__(self, parameters: Tree, state: Tree, form: Form, inputs: Tree) -> tuple[Any, Tree]:
-        """What the program gives."""
-        with self.dropout.run():
-            return self.program(parameters, state, form, inputs)
-
-
 class Model:
     """What a JAX side runs.
 
@@ -212,8 +176,13 @@ class Model:
     def at(self, precision: str) -> Program:
         """The side as it computes at a precision; traced anew for each, for what it holds may differ."""
         if precision not in self._programs:
-            self._programs[precision] = Dropping(self._program(self._side(precision), precision), self.dropout)
+            self._programs[precision] = self._program(self._side(precision), precision)
         return self._programs[precision]
+
+    def call(self, precision: str, parameters: Tree, state: Tree, form: Form, inputs: Tree) -> tuple[Any, Tree]:
+        """What the side returns for a batch, its dropout as the pair has it, and the state that it leaves behind."""
+        with self.dropout.run():
+            return self.at(precision)(parameters, state, form, inputs)
 
     def tree(self, arrays: Tree) -> Any:
         """Parameters by name in the containers that the side's own optimizer knows; anything else stays a dict."""

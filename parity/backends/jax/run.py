@@ -134,7 +134,7 @@ class JaxRunner:
             notes: list[str] = []
 
             def forward(parameters: Any, state: Any, inputs: Any) -> Any:
-                return by_name(self.model.at("float32")(parameters, state, self.form, inputs)[0])
+                return by_name(self.model.call("float32", parameters, state, self.form, inputs)[0])
 
             def lowered(function: Callable[..., Any]) -> int | None:
                 cost = count.lowered_flops(function, *shapes)
@@ -153,10 +153,9 @@ class JaxRunner:
 
     def _scalar(self, precision: str) -> Callable[..., tuple[jax.Array, tuple[Any, Any]]]:
         """(parameters, float inputs, state, other inputs) -> (loss, (outputs, state)), a fresh function."""
-        program = self.model.at(precision)
 
         def scalar(parameters: Any, floats: Any, state: Any, others: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-            returned, changed = program(parameters, state, self.form, {**floats, **others})
+            returned, changed = self.model.call(precision, parameters, state, self.form, {**floats, **others})
             outputs = named_outputs(self.label, returned, self.loss, self.aliases)
             loss = _project(outputs) if self.loss is None else scalar_loss(self.label, self.loss, returned, outputs)
             return loss, (outputs, changed)
