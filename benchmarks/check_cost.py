@@ -11,7 +11,8 @@ float64 is needed twice: that a side gives the same bits twice is part of the qu
 sum, and by that of each run once. What else it runs (the reference's float32 points) is counted, shown, its own cost.
 
 Each measurement is a process of its own; they take turns, and what is shown is the least of the repeats. Processor
-seconds are those of all threads, user and system.
+seconds are those of all threads, user and system. Memory is what the system could not take back without the process: on
+Linux the resident pages that are of no file, looked at every few milliseconds; elsewhere the peak of all.
 
     python -m benchmarks.check_cost tiny                     seconds
     python -m benchmarks.check_cost gpt2 --repeat 3          minutes, and 12 GB
@@ -25,12 +26,14 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 # as the command line does, and before torch is imported: waiting threads must not take the other side's cores
@@ -47,6 +50,8 @@ RATIOS = (
 )
 #: The stage of a check before it says what it does.
 FIRST = "making ready"
+#: Seconds between two looks at the memory.
+EVERY = 0.005
 
 
 @dataclass
@@ -142,8 +147,38 @@ def made_pair(preset: str, batch: int, seq: int) -> Any:
     return transformer_pair(preset, config, read_source(None, None, config), batch=batch, seq=seq)
 
 
-def peak_bytes() -> int:
-    """The most memory that this process has had so far."""
+class Watched:
+    """The most memory that this process has had since it was first looked at."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._over = threading.Event()
+
+    def __enter__(self) -> Watched:
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def look(self) -> int:
+        """The peak so far, in bytes."""
+        self.peak = max(self.peak, used_bytes())
+        return self.peak
+
+    def _watch(self) -> None:
+        while not self._over.wait(EVERY):
+            self.look()
+
+
+def used_bytes() -> int:
+    """Memory of this process that is of no file; where the system does not tell, the most that it has had so far."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        resident, of_files = map(int, statm.read_text().split()[1:3])
+        return (resident - of_files) * os.sysconf("SC_PAGE_SIZE")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -159,7 +194,7 @@ def scalar(outputs: Any) -> Any:
     return outputs["loss"] if "loss" in outputs else outputs["hidden"].mean()
 
 
-def bare_jax(pair: Any, inputs: Mapping[str, Any], precision: str) -> Cost:
+def bare_jax(pair: Any, inputs: Mapping[str, Any], precision: str, watched: Watched) -> Cost:
     """Outputs and gradients of jaxcore, compiled as one program."""
     import jax
     import jax.numpy as jnp
@@ -171,14 +206,14 @@ def bare_jax(pair: Any, inputs: Mapping[str, Any], precision: str) -> Cost:
     with jax.enable_x64(precision == "float64"), jax.default_matmul_precision("highest"):
         parameters = {name: jnp.asarray(value, precision) for name, value in pair.weights.items()}
         arrays = {name: jnp.asarray(value) for name, value in inputs.items()}
-        loaded, made = peak_bytes(), []
+        loaded, made = watched.look(), []
         step = jax.jit(jax.value_and_grad(loss, has_aux=True))
         compiling = clocked(lambda: made.append(step.lower(parameters, arrays).compile()))
         running = clocked(lambda: jax.block_until_ready(made[0](parameters, arrays)))
-    return Cost(*running, peak_bytes(), loaded, *compiling)
+    return Cost(*running, watched.look(), loaded, *compiling)
 
 
-def bare_torch(pair: Any, inputs: Mapping[str, Any], precision: str) -> Cost:
+def bare_torch(pair: Any, inputs: Mapping[str, Any], precision: str, watched: Watched) -> Cost:
     """Outputs and gradients of torchref, eager."""
     import numpy as np
     import torch
@@ -188,22 +223,22 @@ def bare_torch(pair: Any, inputs: Mapping[str, Any], precision: str) -> Cost:
     parameters = {name: torch.tensor(value, dtype=dtype) for name, value in pair.weights.items()}
     module.load_state_dict(parameters, assign=True)
     tensors = {name: torch.tensor(value) for name, value in inputs.items()}
-    loaded = peak_bytes()
+    loaded = watched.look()
     running = clocked(lambda: scalar(side.call(module, **tensors)).backward())
-    return Cost(*running, peak_bytes(), loaded)
+    return Cost(*running, watched.look(), loaded)
 
 
-def checked(pair: Any, points: bool) -> Cost:
+def checked(pair: Any, points: bool, watched: Watched) -> Cost:
     """The check itself, stage by stage."""
     import jax  # noqa: F401 - imported before the clock starts, as for the bare runs
     import torch  # noqa: F401
 
     import parity
-    from parity.limits import return_freed_memory
+    from parity.memory import return_freed_memory
 
     return_freed_memory()
     counts: Counter[str] = Counter()
-    loaded = peak_bytes()
+    loaded = watched.look()
     said = [(FIRST, time.perf_counter(), time.process_time())]
     with counted_runs(counts):
         result = parity.check(
@@ -221,7 +256,7 @@ def checked(pair: Any, points: bool) -> Cost:
         before = stages.get(stage, (0.0, 0.0))
         stages[stage] = before[0] + end[0] - start[0], before[1] + end[1] - start[1]
     wall, cpu = (said[-1][clock] - said[0][clock] for clock in (1, 2))
-    return Cost(wall, cpu, peak_bytes(), loaded, stages=stages, runs=dict(counts), verdict=result.verdict)
+    return Cost(wall, cpu, watched.look(), loaded, stages=stages, runs=dict(counts), verdict=result.verdict)
 
 
 def measure(name: str, preset: str, batch: int, seq: int, points: bool) -> Cost:
@@ -229,11 +264,12 @@ def measure(name: str, preset: str, batch: int, seq: int, points: bool) -> Cost:
     import numpy as np
 
     pair = made_pair(preset, batch, seq)
-    if name == CHECK:
-        return checked(pair, points)
-    side, precision = name.split()
-    inputs = pair.inputs(np.random.Generator(np.random.PCG64(0)))
-    return {"torchref": bare_torch, "jaxcore": bare_jax}[side](pair, inputs, precision)
+    with Watched() as watched:
+        if name == CHECK:
+            return checked(pair, points, watched)
+        side, precision = name.split()
+        inputs = pair.inputs(np.random.Generator(np.random.PCG64(0)))
+        return {"torchref": bare_torch, "jaxcore": bare_jax}[side](pair, inputs, precision, watched)
 
 
 def least(costs: Sequence[Cost]) -> Cost:

@@ -14,7 +14,8 @@ from typing import Any, get_args, get_type_hints
 
 from .acceptance import accept, today, unneeded
 from .errors import USAGE_ERROR, ParityUsageError
-from .limits import default_batches, refuse_what_does_not_fit, require_device, return_freed_memory
+from .limits import default_batches, refuse_what_does_not_fit, require_device
+from .memory import return_freed_memory
 from .options import Options
 from .output import STDOUT, destination_of, showing, write_result, write_results
 from .pair import Pair

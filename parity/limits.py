@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,6 @@ BYTES_PER_PARAMETER_TRAINED = 60  # movement and moments of both sides, an optim
 BYTES_PER_PARAMETER_AND_STEP = 20  # the path, its units, a twin's path
 BYTES_PER_ACTIVATION = 9  # float64, and an eighth for what is being made from it
 POOLED_BYTES = 1e9
-
-M_MMAP_THRESHOLD = -3  # malloc.h of glibc
-RETURNED_BYTES = 4 * 2**20
 POOLED_BATCHES = 8
 
 
@@ -43,18 +38,6 @@ def estimated_bytes(config: Any, parameters: int, *, batch: int, seq: int, batch
     if steps:
         per_parameter += BYTES_PER_PARAMETER_TRAINED + BYTES_PER_PARAMETER_AND_STEP * steps
     return BYTES_BASE + parameters * per_parameter + activation_bytes(config, batch, seq)
-
-
-def return_freed_memory() -> None:
-    """Makes the C library give back blocks of 4 MB and more as soon as they are freed.
-
-    glibc raises that border up to 32 MB as it sees such blocks freed, and then keeps them, in pieces that nothing of a
-    large model fits into (mallopt(3), M_MMAP_THRESHOLD): docs/numerics.md has the figures. Other C libraries have no
-    such border.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, RETURNED_BYTES)
 
 
 def free_bytes() -> int:

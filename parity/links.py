@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -16,6 +17,8 @@ from .weights.weight_map import WeightMap
 
 #: Which part of an array: a range along one axis, or an index of it (`stop` None); None: all of it.
 Cut = tuple[int, int, int | None]
+#: Ways to hold numbers that a note names.
+MOST_WAYS = 4
 
 
 class Move(NamedTuple):
@@ -26,6 +29,17 @@ class Move(NamedTuple):
     layout: Layout
     source_cut: Cut | None = None
     target_cut: Cut | None = None
+
+    @property
+    def as_is(self) -> bool:
+        """Whether both sides hold it in one layout."""
+        return str(self.layout) == "same"
+
+    @property
+    def way(self) -> str:
+        """How the candidate holds it, in words."""
+        layout = "as they are" if self.as_is else f"as {self.layout}"
+        return f"in parts, {layout}" if self.source_cut or self.target_cut else layout
 
     def __str__(self) -> str:
         names = [
@@ -77,8 +91,15 @@ class Blocks(Link):
     @property
     def trivial(self) -> bool:
         """Whether both sides have the same names and shapes, so that nothing has to be moved."""
-        plain = all(move.source == move.target and str(move.layout) == "same" for move in self.moves)
+        plain = all(move.source == move.target and move.as_is for move in self.moves)
         return plain and not any(self.apart) and not any(move.source_cut or move.target_cut for move in self.moves)
+
+    @property
+    def told(self) -> str:
+        """How the candidate holds the reference's numbers, in words, the commonest way first."""
+        ways = Counter(move.way for move in self.moves)
+        told = [f"{count} {way}" for way, count in ways.most_common(MOST_WAYS)]
+        return ", ".join([*told, *(["..."] if len(ways) > MOST_WAYS else [])])
 
     def forward(self, arrays: Arrays) -> dict[str, np.ndarray]:
         """The candidate's parameters; what has no counterpart is its own."""

@@ -15,15 +15,14 @@ from functools import cache, partial
 import numpy as np
 
 from .bounds import Bound, float64_bound, zero_bound
-from .capture import Capture, Point
+from .capture import ROOT, Capture, Point
 from .compare import different, distance, error_of, independent_errors, misplaced, relative, rms
 from .errors import ParityUsageError
 from .findings import BORN, INHERITED, UNKNOWN, Finding, Unmatched
 from .layouts import Layout, layouts
 from .pairing import PointPair, moderate, pair_points, site
 from .result import Row
-from .runners import Runner
-from .runs import Arrays, is_float, running
+from .runs import Arrays, is_float
 from .sides import Sides
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
@@ -73,7 +72,8 @@ def localise(
     ):
         notes += _moved(label, outputs, alone)
         seen.append(capture)
-    _, coarse = sides.reference.capture(weights, batch, "float32")
+    notes += _blind(sides.labels, seen)
+    _, coarse = sides.capture(sides.reference, weights, batch, "float32")
     pairing = pair_points(seen[0], seen[1], points)
     pairs = pairing.pairs
     chosen = chosen_layouts(pairs)
@@ -82,7 +82,7 @@ def localise(
     def local() -> Capture:
         """The candidate on the reference's values: run only where something differs, for nothing else is told by it."""
         try:
-            return _captured(sides, sides.candidate, weights, batch, **_fed(chosen))[1]
+            return sides.capture(sides.candidate, weights, batch, "float64", **_fed(chosen))[1]
         except ParityUsageError as error:
             notes.append(f"the candidate could not be run on the reference's values: {error}")
             return Capture(())
@@ -115,12 +115,14 @@ def real_gradient(point: Point) -> np.ndarray | None:
 
 def captured(sides: Sides, weights: Arrays, batch: Arrays) -> list[Seen]:
     """A float64 run of one batch on each side, seen inside."""
-    return [_captured(sides, runner, weights, batch) for runner in (sides.reference, sides.candidate)]
+    return [sides.capture(runner, weights, batch, "float64") for runner in (sides.reference, sides.candidate)]
 
 
-def _captured(sides: Sides, runner: Runner, weights: Arrays, batch: Arrays, **given: Arrays) -> tuple[Arrays, Capture]:
-    with running(runner.label, "float64, its points captured,"):
-        return runner.capture(weights, batch, "float64", lifted=sides.lifted, **given)
+def _blind(labels: Sequence[str], seen: Sequence[Capture]) -> list[str]:
+    """A line for a side that shows nothing inside: a function of plain operations."""
+    advice = "no module, einops call or tap inside; parity.tap(name, x) in it marks a point"
+    within = [{name.partition(":")[0] for name in capture.names} - {ROOT} for capture in seen]
+    return [f"{label}: {advice}" for label, names in zip(labels, within, strict=True) if not names]
 
 
 def _moved(label: str, seen: Arrays, bare: Arrays) -> list[str]:

@@ -9,6 +9,7 @@ from .accuracy import single_operations, working_precision
 from .errors import ParityUsageError, first_line
 from .findings import FAILED, KILLED, SURVIVED, UNTOUCHED, Planted
 from .kinds import all_same_bits
+from .localise import MOVED
 from .mutants import NONE, Mutant, mutants
 from .pair import Pair
 from .planting import Mutated, Remembered
@@ -44,11 +45,12 @@ def planted(stages: Stages) -> list[Planted]:
         stages.progress(f"planting: {name}")
         try:
             prepared = bench.prepared(make)
+            ours = bench.has_our_reference(prepared)
         except Exception as error:  # whatever the caller's function raises: the other faults are planted all the same
             what = str(error) if isinstance(error, ParityUsageError) else f"{type(error).__name__}: {first_line(error)}"
             found.append(Planted(GIVEN, name, FAILED, what))
             continue
-        found.append(_outcome(GIVEN, name, bench.stages_of(prepared), usual))
+        found.append(_outcome(GIVEN, name, bench.stages_of(prepared, ours), usual, ours))
     return found
 
 
@@ -109,16 +111,18 @@ class Bench:
             raise ParityUsageError(f"mutants: functions that return a Pair, got {type(pair).__name__}; return the pair")
         return prepare(pair, self.first.options)
 
-    def stages_of(self, prepared: Prepared) -> Rows:
-        """The rows of another pair stage by stage; none if nothing comes of its fault."""
-        same = self._has_our_reference(prepared)
-        if same and acts_alike(self.first, self.candidate, prepared):
+    def stages_of(self, prepared: Prepared, ours: bool) -> Rows:
+        """The rows of another pair stage by stage; none if nothing comes of its fault.
+
+        `ours` is whether its reference is this check's.
+        """
+        if ours and acts_alike(self.first, self.candidate, prepared):
             return
-        reference = self.reference if same else prepared.sides.reference
+        reference = self.reference if ours else prepared.sides.reference
         sides = replace(prepared.sides, reference=reference, lifted=self.first.sides.lifted)
         yield from _rows(self._again(replace(prepared, sides=sides)))
 
-    def _has_our_reference(self, prepared: Prepared) -> bool:
+    def has_our_reference(self, prepared: Prepared) -> bool:
         """Whether the fault is in the candidate alone: the reference gives the same bits for the same batches."""
         mine, theirs = self.first.pooled, prepared.batches[: prepared.pooled]
         if not all(map(same_arrays, (self.first.weights, *mine), (prepared.weights, *theirs))):
@@ -147,15 +151,33 @@ def _rows(stages: Stages) -> Rows:
         yield from stages.trainings()
 
 
-def _outcome(kind: str, name: str, rows: Rows, usual: Sequence[Row]) -> Planted:
-    """Killed by the first row that fails; untouched if no figure is another one than without the fault."""
+def _outcome(kind: str, name: str, rows: Rows, usual: Sequence[Row], ours: bool = True) -> Planted:
+    """Killed by the first row that fails, survived if none does although figures are others than without the fault.
+
+    `ours` is whether the reference is the usual one, by which a figure says how far the fault moves the candidate.
+    """
     before = {(row.stage, row.name): row.measured for row in usual}
-    touched = False
+    effects = set()
     try:
         for row in (row for stage in rows for row in stage):
             if row.verdict in ("FAIL", "VACUOUS"):
                 return Planted(kind, name, KILLED, f"{row.name} in {row.stage}")
-            touched |= repr(before.get((row.stage, row.name))) != repr(row.measured)
+            effects.add(_effect(row, before.get((row.stage, row.name))))
     except ParityUsageError as error:
         return Planted(kind, name, KILLED, str(error))
-    return Planted(kind, name, SURVIVED if touched else UNTOUCHED, "")
+    effects.discard(NOTHING)
+    # what differs in float64 by rounding alone is the same function, and shows in every format then
+    same_function = ours and ROUNDING in effects and FUNCTION not in effects
+    return Planted(kind, name, SURVIVED if effects and not same_function else UNTOUCHED, "")
+
+
+#: What a fault does to one figure: nothing, another rounding in float64, more than that, another figure in a format.
+NOTHING, ROUNDING, FUNCTION, FORMAT = "nothing", "rounding", "function", "format"
+
+
+def _effect(row: Row, before: float | None) -> str:
+    if before is not None and repr(before) == repr(row.measured):
+        return NOTHING
+    if row.stage != "float64":
+        return FORMAT
+    return ROUNDING if before is not None and max(before, row.measured) <= MOVED else FUNCTION

@@ -24,6 +24,7 @@ REASON_WIDTH = 200  # of the JUnit property: the report has the rest
 
 SETTINGS = pytest.StashKey[Settings]()
 RESULTS = pytest.StashKey[list[Result]]()  # of a test, until its next report takes them along
+REFUSED = pytest.StashKey[list[str]]()  # a line for each pair of a test that could not be checked, likewise
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -126,7 +127,11 @@ def _measured(item: pytest.Item, pair: Pair, options: dict[str, Any]) -> Result:
     from .verdict import check
 
     settings = item.config.stash[SETTINGS]
-    result = accept(check(pair, **{**settings.options, **options}), settings.accepted, today())
+    try:
+        result = accept(check(pair, **{**settings.options, **options}), settings.accepted, today())
+    except ParityUsageError as error:
+        item.stash.setdefault(REFUSED, []).append(f"{getattr(pair, 'name', item.name)}: not checked: {error}")
+        raise
     item.stash.setdefault(RESULTS, []).append(result)
     figures = {"verdict": result.verdict, "rung": result.rung or "", "target": result.target, "seed": result.seed}
     figures |= {"seconds": f"{result.seconds:.3f}", "reason": cut(result.reason, REASON_WIDTH)}
@@ -148,7 +153,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     """Gives the results of a test to its report, as plain values that xdist can carry."""
     report = yield
     results = item.stash.get(RESULTS, [])
-    item.stash[RESULTS] = []
+    report.refused = item.stash.get(REFUSED, [])
+    item.stash[RESULTS], item.stash[REFUSED] = [], []
     report.parity = [{"passed": result.passed, "result": result.to_dict()} for result in results]
     if isinstance(item, PairItem) and report.skipped and isinstance(report.longrepr, tuple):
         report.longrepr = (str(item.path), item.line + 1, report.longrepr[2])
@@ -170,6 +176,8 @@ class Summary:
         place = str(self.config.rootpath / file)
         for each in getattr(report, "parity", ()):
             self.checks.append(Checked(report.nodeid, place, (line or 0) + 1, report.failed, **each))
+        if report.failed:  # a test may expect a pair to be refused
+            self.problems += getattr(report, "refused", ())
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Writes the files; an acceptance that nothing needs, or a file that cannot be written, fails the session."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .conversions import Converted, converted
-from .draws import OFF, SHARED
 from .errors import ParityUsageError, first_line
+from .fields import refuse_misfits
 from .links import Blocks, Mapped
 from .matching import Matched, known_numbers, match_names, match_values
 from .options import Options
@@ -89,10 +89,9 @@ def prepare(pair: Pair, options: Options) -> Prepared:
     Raises:
         ParityUsageError: its inputs, weights or sides cannot be run.
     """
+    refuse_misfits(pair)
     if isinstance(pair.weights, Mapping):
         pair = replace(pair, weights=named_arrays("weights", pair.weights))
-    if pair.dropout not in (None, SHARED, OFF):
-        raise ParityUsageError(f"dropout: None, {SHARED!r} or {OFF!r}, got {pair.dropout!r}; choose one of them")
     form, batches = drawn(pair, options)
     sides = Sides.of(pair, form, options.device)
     sides.candidate.aliases = {
@@ -160,6 +159,8 @@ def _loaded(prepared: Prepared) -> Prepared:
         matched = _settled(prepared, matched, reference)
     link = converted(matched.link, reference, candidate)
     notes = link.notes if isinstance(link, Converted) else ()
+    if not matched.link.trivial:
+        notes = (*notes, f"weights paired by their numbers: {matched.link.told}")
     return replace(_linked(prepared, link, reference), unpaired=link.apart, notes=notes)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .acceptance import describe_accepted
-from .findings import BORN, INHERITED
+from .findings import BORN, INHERITED, Finding
 from .formats import TENSORFLOAT32
 from .result import Result, Row
 from .tables import (
@@ -183,10 +183,9 @@ def _findings(result: Result) -> Iterator[tuple[str, str]]:
         yield f"zero in theory on both sides and not compared: {count} gradients ({', '.join(names)})", ""
     for island in result.islands:
         where = f"{island.place}, {island.operation} to {island.dtype}"
-        yield (
-            f"lower precision seen in {island.side}: {where}{f' at {island.source}' if island.source else ''}",
-            "yellow",
-        )
+        place = f" at {island.source}" if island.source else ""
+        said = "; it does not explain the difference" if result.rung == "different" else ""
+        yield f"lower precision seen in {island.side}: {where}{place}{said}", "yellow"
     yield from _beginnings(result)
     first = result.first_difference
     if first is not None and not first.compared:
@@ -211,10 +210,12 @@ def _beginnings(result: Result) -> Iterator[tuple[str, str]]:
         lines = ", ".join(f"{side} {line}" for side, line in zip(sides, finding.where, strict=True) if line)
         what = f"{'gradient at ' if finding.what == 'gradient' else ''}{finding.name}{f' ({lines})' if lines else ''}"
         yield (
-            f"{'and, apart from that,' if number else 'it begins'} at {what}: born here, {finding.measured:.2g} apart, "
-            f"bound {finding.bound:.2g}",
+            f"{'and' if number else 'it begins'} at {what}: born here, {finding.measured:.2g} apart, bound "
+            f"{finding.bound:.2g}; {_before(result.rows, finding)}",
             "bold red",
         )
+    if len(births) > 1:
+        yield "each of them is a fault of its own, or the same one on a way that no point lies on", ""
     if births:
         inherited = [finding.name for finding in result.findings if finding.birth == INHERITED]
         if inherited:
@@ -228,6 +229,16 @@ def _beginnings(result: Result) -> Iterator[tuple[str, str]]:
         yield f"not seen: {line}", "dim"
     if (more := len(result.unseen) - MOST_UNSEEN) > 0:
         yield f"not seen: {more} more (--json has them)", "dim"
+
+
+def _before(rows: Sequence[Row], finding: Finding) -> str:
+    """The last point that agreed before the run, or its backward pass, came to one that differs."""
+    kind = "gradient at point " if finding.what == "gradient" else "point "
+    names = [row.name for row in rows if row.name.startswith(kind)]
+    agreeing = {row.name for row in rows if row.verdict == "PASS"}
+    before = names[: names.index(kind + finding.name)]
+    last = next((name.removeprefix(kind) for name in reversed(before) if name in agreeing), None)
+    return f"the last point before it that agrees is {last}" if last else "no point before it agrees"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -66,7 +66,8 @@ def _look_inside(stages: Stages, judged: Judged) -> None:
         verdict, rung, difference = _judge_float64(inside.rows)
         judged.judge(verdict, rung, f"the outputs agree, but {difference}")
     born = [finding.name for finding in inside.findings if finding.birth == BORN]
-    judged.reason += f"; it begins at {' and at '.join(born[:MOST_BORN])}" if born else ""
+    more = f" and {len(born) - MOST_BORN} more" if len(born) > MOST_BORN else ""
+    judged.reason += f"; it begins at {' and at '.join(born[:MOST_BORN])}{more}" if born else ""
     if not any(finding.what == "value" for finding in inside.findings) and _failed_in_gradients_alone(judged.rows):
         found = stages.derivatives()
         judged.rows += found

@@ -8,8 +8,10 @@ from functools import partial
 
 import numpy as np
 
+from .capture import Capture
 from .formats import FORMATS
 from .islands import Island
+from .memory import leave_memory_to_runs, shelved
 from .pair import Pair
 from .recognition import recognised
 from .rounding import dtype_of, to_bits
@@ -76,8 +78,10 @@ class Sides:
         points, units = [weights], []
         with running(self.reference.label, "float64"):
             for step in self.reference.steps(points, batches, "float64", lifted=self.lifted):
-                points.append(rounded(step.parameters, precision))
-                units.append({name: (np.sqrt(value) + UNIT).astype(np.float32) for name, value in step.nu.items()})
+                points.append(shelved(rounded(step.parameters, precision)))
+                units.append(
+                    shelved({name: (np.sqrt(value) + UNIT).astype(np.float32) for name, value in step.nu.items()})
+                )
         return Path(points[:-1], units)
 
     def train(self, path: Path, batches: Sequence[Arrays], precision: str) -> tuple[Trained, Trained]:
@@ -96,6 +100,15 @@ class Sides:
             for runner in (self.reference, self.candidate)
         )
         return reference, candidate
+
+    def capture(
+        self, runner: Runner, weights: Arrays, batch: Arrays, precision: str, **given: Arrays
+    ) -> tuple[Arrays, Capture]:
+        """What one side gives, and its points; `given` as in `Runner.capture`."""
+        leave_memory_to_runs()
+        with running(runner.label, f"{precision}, its points captured,"):
+            outputs, seen = runner.capture(weights, batch, precision, lifted=self._lifts(precision), **given)
+        return shelved(outputs), seen.shelved()
 
     def reference_run(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> list[Run]:
         """Outputs and gradients of the reference alone."""
@@ -127,14 +140,17 @@ class Sides:
         return merge(reference, candidate, self.candidate.label, formula)
 
     def _run(self, runner: Runner, weights: Arrays, batch: Arrays, precision: str) -> Run:
+        leave_memory_to_runs()
         with running(runner.label, precision):
             run = runner.run(weights, batch, precision, lifted=self._lifts(precision))
-        return replace(run, gradients=self._shared(run.gradients)) if self.unpaired else run
+        gradients = self._shared(run.gradients)
+        return Run(shelved(run.outputs), shelved(gradients), shelved(run.inputs), run.loss)
 
     def _walk(self, runner: Runner, path: Path, steps: Callable[..., Iterator[Step]], precision: str) -> Trained:
+        leave_memory_to_runs()
         with running(f"{runner.label} with its optimizer", precision):
             trained = walk(path, steps(precision, lifted=self._lifts(precision)))
-        return Trained(*map(self._shared, (trained.parameters, trained.mu, trained.nu)))
+        return Trained(*(shelved(self._shared(arrays)) for arrays in (trained.parameters, trained.mu, trained.nu)))
 
     def _shared(self, arrays: Arrays) -> dict[str, np.ndarray]:
         return {name: value for name, value in arrays.items() if name not in self.unpaired}

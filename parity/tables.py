@@ -148,7 +148,7 @@ def mutation_lines(planted: Sequence[Planted]) -> Iterator[tuple[str, str]]:
     for each in found[FAILED]:
         yield f"not planted: {each.name}: {each.by}", STYLES["ABSTAIN"]
     if untouched := [each.name.partition(":")[0] for each in found[UNTOUCHED]]:
-        yield f"{len(untouched)} change no figure here, so that they do not count: {', '.join(untouched)}", "dim"
+        yield f"{len(untouched)} change no figure here by more than rounding, so that they do not count: {', '.join(untouched)}", "dim"
     if score is not None:
         killed = len(found[KILLED])
         effective = killed + len(found[SURVIVED])

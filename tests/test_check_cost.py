@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from benchmarks.check_cost import (
     BARE,
     CHECK,
+    EVERY,
     RATIOS,
     Cost,
     Costs,
+    Watched,
     costs_of,
     counted_runs,
     least,
@@ -55,6 +59,15 @@ def test_a_process_of_its_own_gives_its_figures():
     found = measure_apart(BARE[0], *PRESET, points=True)
     assert min(found.wall, found.cpu, found.loaded) > 0
     assert found.peak >= found.loaded
+
+
+def test_memory_that_came_and_went_is_seen():
+    with Watched() as watched:
+        before = watched.look()
+        many = np.ones(2**25)
+        time.sleep(20 * EVERY)
+        del many
+    assert watched.peak - before > 0.9 * 2**28
 
 
 def test_the_figures_have_sense(costs):

@@ -157,3 +157,22 @@ def test_a_weight_map_links_and_says_what_it_lacks() -> None:
         Mapped.of(WeightMap.parse(text), reference, {**candidate, "z": numbers(2)})
     with pytest.raises(ValueError, match=r"weight map: kv .*: the shapes"):
         Mapped.of(WeightMap.parse(text), reference, {**candidate, "kv": numbers(6, 11)})
+
+
+def test_the_ways_of_a_link_are_counted_in_words() -> None:
+    reference = {f"l{i}.w": numbers(4, 6, seed=i) for i in range(3)} | {"bias": numbers(6), "qkv": numbers(9, 5)}
+    candidate = {f"l{i}.kernel": reference[f"l{i}.w"].T for i in range(3)} | {"b": reference["bias"]}
+    candidate |= dict(zip("qkv", np.split(reference["qkv"], 3), strict=True))
+    link = match_values(reference, candidate).link
+    assert link.told == "3 as a b -> b a, 3 in parts, as they are, 1 as they are"
+    assert not link.trivial
+    assert match_values(reference, reference).link.told == "5 as they are"
+
+
+def test_many_ways_of_a_link_are_not_all_told() -> None:
+    reference = {name: numbers(2, 3, 4, 5, seed=ord(name)) for name in "abcdef"}
+    orders = [(0, 1, 2, 3), (1, 0, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2), (3, 1, 2, 0), (2, 1, 0, 3)]
+    candidate = {name: array.transpose(order) for (name, array), order in zip(reference.items(), orders, strict=True)}
+    told = match_values(reference, candidate).link.told
+    assert told.endswith(", ...")
+    assert told.count("1 as ") == 4

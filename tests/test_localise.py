@@ -356,3 +356,22 @@ def test_points_of_every_kind_are_compared(fault, points):
     assert born(result) == points
     assert result.verdict == ("FAIL" if points else "PASS")
     assert len([row for row in result.rows if row.name.startswith("point ")]) == 5
+
+
+def test_a_side_without_points_is_told_how_to_get_some():
+    plain = Pair("plain", Torch(taps()), Torch(lambda x: x * 4 - 7, label="bare"), inputs=rows_of)
+    (line,) = [line for line in checked(plain).unseen if "parity.tap" in line]
+    assert line == "bare: no module, einops call or tap inside; parity.tap(name, x) in it marks a point"
+
+
+def test_more_places_than_the_verdict_names_are_counted():
+    def chain(*factors):
+        def function(x):
+            for index, factor in enumerate(factors):
+                x = parity.taps.tap(f"p{index}", x * factor)
+            return x
+
+        return function
+
+    pair = Pair("chain", Torch(chain(1, 1, 1, 1, 1)), Torch(chain(2, 3, 2, 3, 2), label="other"), inputs=rows_of)
+    assert checked(pair).reason.endswith("; it begins at p0 and at p1 and at p2 and 2 more")

@@ -193,12 +193,13 @@ def test_vacuous_fails(session, judged):
     assert re.match(r"VACUOUS +line  there is no float output to compare", section(outcome)[0])
 
 
-def test_a_mistake_in_the_call_is_the_tests_error_and_no_check(session):
+def test_a_mistake_in_the_call_is_the_tests_error_and_said_in_the_summary(session):
     wrong = "from making import make\ndef test_wrong(parity_check):\n    parity_check(make(), stepz=3)\n"
     outcome = session(wrong)
     outcome.assert_outcomes(failed=1)
     assert "ParityUsageError: check: options are precisions, " in outcome.stdout.str()
-    assert "parity ==" not in outcome.stdout.str()
+    (line,) = section(outcome)
+    assert line.startswith("error: line: not checked: check: options are precisions, ")
 
 
 def test_a_mistake_in_a_pair_is_one_line(session):
@@ -209,6 +210,32 @@ def test_a_mistake_in_a_pair_is_one_line(session):
     start = next(index for index, line in enumerate(lines) if "_ parity_line _" in line)
     assert re.match(r"weights: .*, got ", lines[start + 1])
     assert "Traceback" not in outcome.stdout.str()
+    assert section(outcome) == [f"error: line: not checked: {lines[start + 1]}"]
+
+
+def test_a_pair_that_a_test_expects_to_be_refused_is_no_problem(session):
+    expects = (
+        "import dataclasses, parity, pytest\nfrom making import make\n"
+        "def test_refused(parity_check):\n"
+        "    with pytest.raises(parity.ParityUsageError):\n"
+        "        parity_check(dataclasses.replace(make(), roundings=0))\n"
+    )
+    outcome = session(expects)
+    outcome.assert_outcomes(passed=1)
+    assert outcome.ret == 0
+    assert "parity ==" not in outcome.stdout.str()
+
+
+def test_a_pair_that_is_refused_stands_below_the_table_of_the_others(session):
+    outcome = session(
+        "import dataclasses\nfrom making import make\n"
+        "parity_two = [make(), dataclasses.replace(make('two'), notes='no list')]\n"
+    )
+    outcome.assert_outcomes(passed=1, failed=1)
+    lines = section(outcome)
+    assert lines[0].startswith("PASS")
+    assert lines[1] == "1 check: 1 PASS"
+    assert lines[2].startswith("error: two: not checked: notes: a list of texts, got 'no list'")
 
 
 def test_results_are_properties_of_the_junit_report(session):

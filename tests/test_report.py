@@ -11,6 +11,8 @@ from functions import CANDIDATES, gate_result
 from rich.console import Console
 
 import parity
+from parity.findings import BORN, Finding
+from parity.islands import Island
 from parity.report import STAGES, any_layer, print_report, to_text
 from parity.result import Row
 from parity.tables import METHODS, worst_by_group
@@ -94,6 +96,50 @@ def test_a_failure_names_the_first_tensor_its_sides_and_its_bound():
         re.MULTILINE,
     )
     assert "no lower precision was seen in the float64 outputs and gradients" in text.splitlines()[-1]
+
+
+def point(name: str, verdict: str = "PASS", kind: str = "point") -> Row:
+    return row(name=f"{kind} {name}", group=f"{kind}s (module)", verdict=verdict)
+
+
+def born(name: str, what: str = "value") -> Finding:
+    return Finding(name, name, what, ("", ""), BORN, 1e-3, 1e-15, 1e-3)
+
+
+def test_the_last_point_that_agreed_before_a_birth_is_named():
+    rows = point("up"), point("norm", "FAIL"), point("down", "FAIL"), point("head")
+    text = to_text(result(*rows, verdict="FAIL", rung="different", findings=(born("norm"),)), 1000)
+    assert (
+        "it begins at norm: born here, 0.001 apart, bound 1e-15; the last point before it that agrees is up\n" in text
+    )
+    assert "fault of its own" not in text
+    text = to_text(result(*rows[1:], verdict="FAIL", rung="different", findings=(born("norm"),)), 1000)
+    assert "bound 1e-15; no point before it agrees\n" in text
+
+
+def test_a_gradient_is_looked_for_in_the_backward_pass():
+    rows = [point("up"), point("down"), point("down", kind="gradient at point")]
+    rows.append(point("up", "FAIL", "gradient at point"))
+    text = to_text(result(*rows, verdict="FAIL", rung="different", findings=(born("up", "gradient"),)), 1000)
+    assert "it begins at gradient at up: born here" in text
+    assert "the last point before it that agrees is down\n" in text
+
+
+def test_two_births_may_be_one_fault():
+    rows = point("up"), point("norm", "FAIL"), point("down"), point("head", "FAIL")
+    findings = born("norm"), born("head")
+    text = to_text(result(*rows, verdict="FAIL", rung="different", findings=findings), 1000)
+    assert re.search(r"^it begins at norm: .* agrees is up$", text, re.MULTILINE)
+    assert re.search(r"^and at head: .* agrees is down$", text, re.MULTILINE)
+    assert "each of them is a fault of its own, or the same one on a way that no point lies on" in text
+
+
+def test_an_island_that_explains_nothing_is_no_lead():
+    island = Island("jax", "norm", "convert_element_type", "float32", "model.py:3")
+    shown = "lower precision seen in jax: norm, convert_element_type to float32 at model.py:3"
+    text = to_text(result(row(verdict="FAIL"), verdict="FAIL", rung="different", islands=(island,)), 1000)
+    assert f"{shown}; it does not explain the difference\n" in text
+    assert f"{shown}\n" in to_text(result(row(), rung="float32-island", islands=(island,)), 1000)
 
 
 def test_an_island_is_shown_before_and_after_it_is_widened():

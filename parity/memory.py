@@ -1,0 +1,83 @@
+"""What a check keeps for later is put out of the memory that its runs need. Loads no framework.
+
+What a run leaves behind (gradients, moments, the values at its points) is as large as the model, and is looked at again
+only after other runs. It is written to a temporary file without a name, which goes with the last of its arrays, and
+mapped back read-only: its pages are the system's to take and to read again. Where no file can be written (a full disk,
+a read-only one) everything stays in memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import IO
+from weakref import WeakSet
+
+import numpy as np
+
+#: Bytes from which on what one run leaves behind goes to a file: less of it is not worth the system's calls.
+LARGE = 2**24
+#: Where each array begins in a file: at the start of a line of the cache.
+ALIGNED = 64
+
+M_MMAP_THRESHOLD = -3  # malloc.h of glibc
+RETURNED_BYTES = 4 * 2**20
+
+_mapped: WeakSet[mmap.mmap] = WeakSet()
+
+
+def shelved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same arrays, bit for bit, read-only on disk where together they have LARGE bytes or more."""
+    kept = dict(arrays)
+    if sum(array.nbytes for array in kept.values()) < LARGE:
+        return kept
+    with suppress(OSError), tempfile.TemporaryFile(prefix="parity-") as file:
+        starts = {name: _write(file, array) for name, array in kept.items() if array.nbytes}
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        _mapped.add(mapped)
+        for name, start in starts.items():
+            array = kept[name]
+            kept[name] = np.frombuffer(mapped, np.uint8, array.nbytes, start).view(array.dtype).reshape(array.shape)
+    return kept
+
+
+def leave_memory_to_runs() -> None:
+    """Hands back what is not needed until the next look: freed memory in small pieces, the pages of what is shelved.
+
+    glibc keeps what was freed below a block that is still in use (malloc_trim(3)); of the points of GPT-2, each below
+    the border of `return_freed_memory`, nearly a gigabyte.
+    """
+    for mapped in _mapped:
+        if hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
+    # a model too small for the shelf is not worth a walk through the whole heap before each of its runs
+    if _mapped and (trim := _of_c_library("malloc_trim")) is not None:
+        trim(0)
+
+
+def return_freed_memory() -> None:
+    """Makes the C library give back blocks of 4 MB and more as soon as they are freed.
+
+    glibc raises that border up to 32 MB as it sees such blocks freed, and then keeps them, in pieces that nothing of a
+    large model fits into (mallopt(3), M_MMAP_THRESHOLD): docs/numerics.md has the figures. Other C libraries have no
+    such border.
+    """
+    if (option := _of_c_library("mallopt")) is not None:
+        option(M_MMAP_THRESHOLD, RETURNED_BYTES)
+
+
+def _of_c_library(name: str) -> Callable[..., int] | None:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+
+
+def _write(file: IO[bytes], array: np.ndarray) -> int:
+    """Appends an array; where it begins."""
+    start = -(-file.tell() // ALIGNED) * ALIGNED
+    file.seek(start)
+    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return start
