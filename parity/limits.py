@@ -3,40 +3,60 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import ParityUsageError
+from .memory import LARGE
+
+
+@dataclass(frozen=True)
+class PerParameter:
+    """Bytes per parameter that a check takes at its peak.
+
+    Args:
+        held: weights, and what a side computes in.
+        batch: for each pooled batch, gradients of two sides in float64 and in the precision judged.
+        trained: movement and moments of both sides, an optimizer's own state.
+        step: for each step, the path, its units, a twin's path.
+    """
+
+    held: int
+    batch: int
+    trained: int
+    step: int
+
 
 #: Peak memory of a check, fitted to real runs (docs/numerics.md has them) and held against others in tests/test_cli.py.
-BYTES_BASE = 850_000_000  # both frameworks, their compilers, the text
-BYTES_PER_PARAMETER = 20  # weights, and what a side computes in
-BYTES_PER_PARAMETER_AND_BATCH = 28  # gradients of the pooled batches: two sides in float64 and in the precision judged
-BYTES_PER_PARAMETER_TRAINED = 60  # movement and moments of both sides, an optimizer's own state
-BYTES_PER_PARAMETER_AND_STEP = 20  # the path, its units, a twin's path
-BYTES_PER_ACTIVATION = 9  # float64, and an eighth for what is being made from it
+BYTES_BASE = 840_000_000  # both frameworks, their compilers, the text
+IN_MEMORY = PerParameter(held=20, batch=28, trained=60, step=20)
+ON_DISK = PerParameter(held=14, batch=20, trained=50, step=12)  # between two looks at it (`memory.shelved`)
+BYTES_PER_ACTIVATION = 11  # float64, and what is being made from it
+BYTES_PER_LOGIT = 6
 POOLED_BYTES = 1e9
 POOLED_BATCHES = 8
 
 
 def default_batches(parameters: int) -> int:
-    """8 batches where their gradients fit into 1 GB; fewer for large models, whose tensors are pools in themselves."""
-    return max(1, min(POOLED_BATCHES, int(POOLED_BYTES / (parameters * BYTES_PER_PARAMETER_AND_BATCH))))
+    """8 batches where their gradients have 1 GB; fewer for large models, whose tensors are pools in themselves."""
+    return max(1, min(POOLED_BATCHES, int(POOLED_BYTES / (parameters * IN_MEMORY.batch))))
 
 
 def activation_bytes(config: Any, batch: int, seq: int) -> int:
     """Peak bytes of the activations of one batch, which every layer of one side keeps for the backward pass."""
     tokens = batch * seq
     per_layer = 12 * config.d_model + 4 * config.d_ff + 4 * config.num_heads * seq
-    logits = 6 * config.vocab_size if config.head != "none" else 0
-    return BYTES_PER_ACTIVATION * tokens * (config.num_layers * per_layer + logits)
+    logits = config.vocab_size if config.head != "none" else 0
+    return tokens * (BYTES_PER_ACTIVATION * config.num_layers * per_layer + BYTES_PER_LOGIT * logits)
 
 
 def estimated_bytes(config: Any, parameters: int, *, batch: int, seq: int, batches: int, steps: int) -> int:
     """Peak memory of a check."""
-    per_parameter = BYTES_PER_PARAMETER + BYTES_PER_PARAMETER_AND_BATCH * batches
+    each = ON_DISK if 8 * parameters >= LARGE else IN_MEMORY
+    per_parameter = each.held + each.batch * batches
     if steps:
-        per_parameter += BYTES_PER_PARAMETER_TRAINED + BYTES_PER_PARAMETER_AND_STEP * steps
+        per_parameter += each.trained + each.step * steps
     return BYTES_BASE + parameters * per_parameter + activation_bytes(config, batch, seq)
 
 

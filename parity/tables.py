@@ -20,6 +20,7 @@ STYLES = {"PASS": "green", "FAIL": "bold red", "VACUOUS": "bold red", "ABSTAIN":
 
 METHODS = {
     "formula": "formula (sizes alone)",
+    "einops": "einops (patterns)",
     "jaxpr": "jaxpr (traced program)",
     "torch": "torch (on meta device)",
     "xla_lowered": "XLA cost_analysis",
@@ -148,7 +149,8 @@ def mutation_lines(planted: Sequence[Planted]) -> Iterator[tuple[str, str]]:
     for each in found[FAILED]:
         yield f"not planted: {each.name}: {each.by}", STYLES["ABSTAIN"]
     if untouched := [each.name.partition(":")[0] for each in found[UNTOUCHED]]:
-        yield f"{len(untouched)} change no figure here by more than rounding, so that they do not count: {', '.join(untouched)}", "dim"
+        count = f"{len(untouched)} change no figure here by more than rounding, so that they do not count"
+        yield f"{count}: {', '.join(untouched)}", "dim"
     if score is not None:
         killed = len(found[KILLED])
         effective = killed + len(found[SURVIVED])

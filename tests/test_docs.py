@@ -14,8 +14,8 @@ import pytest
 
 from parity import bounds
 from parity.cli import main
-from parity.commands import change, count_parameters, find_preset
 from parity.limits import estimated_bytes
+from parity.models import change, count_parameters, find_preset
 from parity.report import RUNGS
 from parity.result import EXIT_STATUS
 
