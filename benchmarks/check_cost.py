@@ -130,17 +130,17 @@ def counted_runs(counts: Counter[str]) -> Iterator[None]:
             counts[f"{self.label} {precision} captured"] += 1
             return super().capture(weights, batch, precision, **options)
 
-    make = sides._runner
-    sides._runner = lambda *arguments: Counted(make(*arguments))
+    make = sides.make_runner
+    sides.make_runner = lambda *arguments: Counted(make(*arguments))
     try:
         yield
     finally:
-        sides._runner = make
+        sides.make_runner = make
 
 
 def made_pair(preset: str, batch: int, seq: int) -> Any:
     """The pair of a preset, as the command line makes it."""
-    from parity.commands import find_preset, read_source
+    from parity.models import find_preset, read_source
     from parity.pairs.transformer import transformer_pair
 
     config = find_preset(preset)

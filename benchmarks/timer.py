@@ -133,7 +133,7 @@ def pair_works(preset: str, batch: int, seq: int, precision: str) -> tuple[Work,
     import numpy as np
     import torch
 
-    from parity.commands import find_preset, read_source
+    from parity.models import find_preset, read_source
     from parity.pairs.transformer import torch_module, transformer_pair, with_loss
 
     config = find_preset(preset)

@@ -230,3 +230,33 @@ def check(targets: tuple[str, ...], json_path: str | None, no_color: bool, debug
         plain=no_color or bool(os.environ.get("NO_COLOR")),
         **options,
     )
+
+
+@main.command()
+@click.argument("target")
+@click.option("--batch", type=Whole(1), help="Sequences.  [default: 1]")
+@click.option("--seq", type=Whole(1), help="Tokens per sequence.  [default: 1024, or the model's maximum]")
+@click.option("--kernel", type=OneOf(["einsum", "fused"]), help="Attention: written out, or the framework's own.")
+@click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Change one field of the ModelConfig.")
+@click.option("--shrink", is_flag=True, help="The same architecture at a size that runs anywhere.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="TYPE[SIZES]",
+    help="An argument of your own module or function, such as int32[2,128] or tokens:int32[2,128].",
+)
+@click.option("--json", "json_path", metavar="PATH", help="Write every count as JSON; - is standard output.")
+@click.option("--no-color", is_flag=True, help="Plain text (so does the variable NO_COLOR).")
+@click.option("--debug", is_flag=True, help="A traceback before the line of an error.")
+def flops(json_path: str | None, no_color: bool, debug: bool, **words: Any) -> int:
+    """Count the matmul FLOPs of one step by every method, without running it.
+
+    TARGET is a preset (`parity check list` names them), counted by formula, einops patterns, traced JAX program,
+    PyTorch's counter and XLA's analysis; or your own: file.py:NAME or module:NAME of a Pair, of a module or of a JAX
+    function with one --input for each argument. Exit status 1: counts differ that must be equal.
+    """
+    del debug  # read by Commands.main
+    from .flops.command import run_flops
+
+    return run_flops(json_path=json_path, plain=no_color or bool(os.environ.get("NO_COLOR")), **words)

@@ -7,12 +7,25 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .islands import caller
 
-#: (kind, pattern, "file:line" of the caller, output) -> what the model goes on with
-Listener = Callable[[str, str, str, Any], Any]
+
+class Call(NamedTuple):
+    """One einops call: the function or layer, its pattern, "file:line" of the caller, and the arrays that it was given.
+
+    `operands` are those of an einsum, in order; of a layer, which has a weight of its own, they are not told.
+    """
+
+    kind: str
+    pattern: str
+    where: str
+    operands: tuple[Any, ...] = ()
+
+
+#: (call, output) -> what the model goes on with
+Listener = Callable[[Call, Any], Any]
 
 _listeners: list[Listener] = []
 _originals: dict[str, FunctionType] = {}
@@ -52,10 +65,12 @@ def hearing_einops(listener: Listener) -> Iterator[None]:
 def heard(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the replaced function `kind` does: the original, then the listener."""
     pattern = kwargs["pattern"] if "pattern" in kwargs else args[_PATTERN[kind]]
-    return _outermost(kind, str(pattern), functools.partial(_originals[kind], *args, **kwargs))
+    operands = args if "pattern" in kwargs else args[:-1]
+    run = functools.partial(_originals[kind], *args, **kwargs)
+    return _outermost(kind, str(pattern), run, operands if kind == "einsum" else ())
 
 
-def _outermost(kind: str, pattern: str, call: Callable[[], Any]) -> Any:
+def _outermost(kind: str, pattern: str, call: Callable[[], Any], operands: tuple[Any, ...] = ()) -> Any:
     """Run one call; what it calls in turn (repeat calls reduce, a layer its recipe) is part of it and is not heard."""
     if not _listeners:
         return call()
@@ -67,11 +82,11 @@ def _outermost(kind: str, pattern: str, call: Callable[[], Any]) -> Any:
         _listeners.pop()
     if kind == "pack":
         packed, shapes = output
-        return listener(kind, pattern, caller(), packed), shapes
-    return listener(kind, pattern, caller(), output)
+        return listener(Call(kind, pattern, caller()), packed), shapes
+    return listener(Call(kind, pattern, caller(), operands), output)
 
 
-def _deaf(kind: str, pattern: str, where: str, output: Any) -> Any:
+def _deaf(call: Call, output: Any) -> Any:
     """The listener during a call."""
     return output
 

@@ -40,7 +40,7 @@ class Sides:
     def of(cls, pair: Pair, form: Form = EMPTY, device: str = "cpu") -> Sides:
         """The runners of a pair as they stand; each framework is imported only if a side needs it."""
         weights = pair.weights if isinstance(pair.weights, Mapping) else None
-        reference, candidate = (_runner(role, pair, weights, form, device) for role in ("reference", "candidate"))
+        reference, candidate = (make_runner(role, pair, weights, form, device) for role in ("reference", "candidate"))
         if reference.label == candidate.label:
             label = reference.label
             reference.label, candidate.label = f"{label} (reference)", f"{label} (candidate)"
@@ -159,7 +159,12 @@ class Sides:
         return self.lifted and precision == "float64"
 
 
-def _runner(role: str, pair: Pair, weights: Arrays | None, form: Form, device: str) -> Runner:
+def make_runner(role: str, pair: Pair, weights: Arrays | None, form: Form, device: str) -> Runner:
+    """The runner of one side of a pair, in its framework; `weights` None: those that it holds itself.
+
+    Raises:
+        ParityUsageError: it is nothing that can be run.
+    """
     side = recognised(role, getattr(pair, role))
     with running(side.label, "any precision"):
         if side.framework == "jax":

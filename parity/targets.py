@@ -27,6 +27,22 @@ def load_pairs(target: str) -> list[Pair]:
     Raises:
         ParityUsageError: no such file, module or attribute; its code fails; there is no Pair in it.
     """
+    found = load_object(target)
+    if callable(found) and not isinstance(found, Pair):
+        found = _attempted(f"{target}: a function that returns a Pair", found)
+    pairs = list(found) if isinstance(found, list | tuple) else [found]
+    if not pairs or not all(isinstance(pair, Pair) for pair in pairs):
+        got = ", ".join(type(pair).__name__ for pair in pairs) or "an empty list"
+        raise ParityUsageError(f"{target}: a parity.Pair, a list of them or a function, got {got}; return a Pair")
+    return pairs
+
+
+def load_object(target: str) -> Any:
+    """The attribute of a target as it stands; without one the list of every Pair in the module.
+
+    Raises:
+        ParityUsageError: no such file, module or attribute; its code fails.
+    """
     place, _, attribute = target.partition(":")
     module = _imported(place)
     if not attribute:
@@ -41,13 +57,7 @@ def load_pairs(target: str) -> list[Pair]:
             advice = f"it has {', '.join(known)}" if known else "correct the name"
             raise ParityUsageError(f"{target}: an attribute of {place}, got no {name!r}; {advice}")
         found = getattr(found, name)
-    if callable(found) and not isinstance(found, Pair):
-        found = _attempted(f"{target}: a function that returns a Pair", found)
-    pairs = list(found) if isinstance(found, list | tuple) else [found]
-    if not pairs or not all(isinstance(pair, Pair) for pair in pairs):
-        got = ", ".join(type(pair).__name__ for pair in pairs) or "an empty list"
-        raise ParityUsageError(f"{target}: a parity.Pair, a list of them or a function, got {got}; return a Pair")
-    return pairs
+    return found
 
 
 def _imported(place: str) -> ModuleType:

@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 from .errors import first_line
 
 Counts = Mapping[str, Mapping[str, int | None]]
+#: Pass -> path of the module that wrote it, "" for none -> FLOPs.
+Placed = Mapping[str, Mapping[str, int]]
+
+#: What is counted: one call of the model, and a call with the gradient of every parameter.
+FORWARD, FORWARD_BACKWARD = "forward", "forward_backward"
 
 #: XLA's own analysis has elementwise work in it too: shown, never compared.
 SHOWN_ONLY = "xla_lowered"

@@ -16,9 +16,10 @@ import pytest
 
 from parity import Result, Row
 from parity.cli import explain, main
-from parity.commands import build_pair, change, count_parameters, find_preset
+from parity.commands import build_pair
 from parity.errors import ParityUsageError
 from parity.limits import activation_bytes, default_batches, estimated_bytes, free_bytes
+from parity.models import change, count_parameters, find_preset
 from parity.output import destination_of, showing, write_result, write_whole
 
 ONE_LINE = re.compile(r"error: [^\n]+?: [^\n]+, got [^\n]*; [^\n]+\n")

@@ -27,8 +27,8 @@ def heard(call, change=lambda output: output):
     """What a call gives under a listener, and what the listener heard."""
     calls = []
 
-    def listener(kind, pattern, where, output):
-        calls.append((kind, pattern, where))
+    def listener(call, output):
+        calls.append(call[:3])
         return change(output)
 
     with hearing_einops(listener):
@@ -124,8 +124,8 @@ def test_nested_listeners_the_inner_one_hears():
         with hearing_einops(lambda *call: inner.append(call) or call[-1]):
             rearrange(X, "a b -> b a")
         reduce(X, "a b -> a", "sum")
-    assert [call[0] for call in inner] == ["rearrange"]
-    assert [call[0] for call in outer] == ["reduce"]
+    assert [call.kind for call, _ in inner] == ["rearrange"]
+    assert [call.kind for call, _ in outer] == ["reduce"]
 
 
 TORCH_LAYERS = {

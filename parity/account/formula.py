@@ -58,23 +58,36 @@ def forward_flops(config: Any, batch: int, seq: int) -> int:
 
 
 def forward_backward_flops(config: Any, batch: int, seq: int, unreached: Collection[str] = ()) -> int:
-    """FLOPs of every output and the gradient of every parameter; the loss depends on all but the `unreached` matmuls.
+    """FLOPs of every output and the gradient of every parameter; the loss needs all but the `unreached` matmuls."""
+    return sum(step_flops(config, batch, seq, unreached).values())
+
+
+def step_flops(config: Any, batch: int, seq: int, unreached: Collection[str] = ()) -> dict[str, int]:
+    """Forward, backward and recomputed FLOPs of each class of matmul, all layers together.
 
     Backward, y = x w needs dx = dy w^T and dw = x^T dy, each as large as y: three times forward. No dx is spared, since
     below the first projection lies the embedding table, a parameter itself; q k and weights v have two operands alike.
     """
-    forward = matmul_flops(config, batch, seq)
-    reached = sum(count for name, count in forward.items() if name not in unreached)
-    return sum(forward.values()) + 2 * reached + recomputed_flops(config, batch, seq)
+    again = recomputed(config)
+    return {
+        name: count * (1 + 2 * (name not in unreached) + (name in again))
+        for name, count in matmul_flops(config, batch, seq).items()
+    }
 
 
-def recomputed_flops(config: Any, batch: int, seq: int) -> int:
-    """FLOPs that `recompute` adds: every block once more, 0 without it.
+def recomputed(config: Any) -> frozenset[str]:
+    """The classes of matmuls that `recompute` runs again: those of a block, none without it.
 
     A pre-norm block ends in x + down_proj(...), a value that no gradient asks for: both frameworks spare that matmul.
     A post-norm block ends in norm(x + down_proj(...)), whose gradient needs it: it runs again as well.
     """
     if not config.recompute:
-        return 0
+        return frozenset()
     outside = {"head", "pooler"} if config.norm_position == "post" else {"head", "pooler", "down_proj"}
-    return sum(count for name, count in matmul_flops(config, batch, seq).items() if name not in outside)
+    return frozenset(matmul_flops(config, 1, 1)) - outside
+
+
+def recomputed_flops(config: Any, batch: int, seq: int) -> int:
+    """FLOPs that `recompute` adds, 0 without it."""
+    again = recomputed(config)
+    return sum(count for name, count in matmul_flops(config, batch, seq).items() if name in again)

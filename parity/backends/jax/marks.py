@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from ...capture import ROOT, call_label, map_arrays
-from ...einops_calls import hearing_einops
+from ...einops_calls import Call, hearing_einops
 from ...islands import caller
 from ...taps import hearing_taps
 
@@ -48,6 +48,8 @@ class Marks:
         self._paths: dict[int, str] = {}
         self._known: list[Any] = []  # kept alive, so that no id is used again
         self._running: list[_Call] = []
+        self.scopes: set[str] = set()
+        self.scoped = False
 
     def naming(self, module: Any, prefix: str = "") -> None:
         """Learn the names of a module tree (flax.nnx, equinox): for a function that calls parts of it by themselves.
@@ -67,9 +69,9 @@ class Marks:
         """The output of a module with its arrays marked."""
         return self._mark(path or ROOT, "", "module", output)
 
-    def hear_einops(self, kind: str, pattern: str, where: str, output: Any) -> Any:
+    def hear_einops(self, call: Call, output: Any) -> Any:
         """One einops call, in whichever module is running."""
-        return self._mark(self.path(), call_label("", kind, pattern), "einops", output)
+        return self._mark(self.path(), call_label("", call.kind, call.pattern), "einops", output)
 
     def hear_tap(self, name: str, x: Any) -> Any:
         """One tap."""
@@ -86,9 +88,17 @@ class Marks:
             path = self._running[-1].child(module) if self._running else type(module).__name__
         self._running.append(_Call(module, path, is_call))
         try:
-            yield path
+            with self._scope(path):
+                yield path
         finally:
             self._running.pop()
+
+    def _scope(self, path: str) -> AbstractContextManager[Any]:
+        """Names the equations of a module, where that is asked for."""
+        if not self.scoped or not path:
+            return nullcontext()
+        self.scopes.add(path)
+        return jax.named_scope(path)
 
     def is_super_call(self, module: Any) -> bool:
         """Whether the module that runs calls its parent class."""
@@ -142,6 +152,16 @@ def marking() -> Iterator[Marks]:
         for kind in marks.kinds:
             _wrap_call(kind, marks, undo)
         yield marks
+
+
+@contextmanager
+def scoping(marks: Marks) -> Iterator[None]:
+    """While it lasts every equation carries the path of its module in its name stack; `marks.scopes` are those met."""
+    marks.scoped = True
+    try:
+        yield
+    finally:
+        marks.scoped = False
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules import module as hooks
 
 from ...capture import ROOT, Capture, Names, Point, call_label, check_fed, map_arrays, refuse_unknown
-from ...einops_calls import hearing_einops
+from ...einops_calls import Call, hearing_einops
 from ...islands import caller
 from ...taps import hearing_taps
 from .versions import from_numpy, to_numpy
@@ -142,9 +142,9 @@ class Recording:
         replaced = map_arrays(output, visit, (torch.nn.Module,))
         return None if replaced is output else replaced
 
-    def hear_einops(self, kind: str, pattern: str, where: str, output: Any) -> Any:
+    def hear_einops(self, call: Call, output: Any) -> Any:
         """One einops call, in whichever module is running."""
-        name = f"{self._path()}{call_label(self._path(), kind, pattern)}"
+        name = f"{self._path()}{call_label(self._path(), call.kind, call.pattern)}"
 
         def visit(slot: str, leaf: Any) -> Any:
             return self._meet(f"{name}{slot}", "einops", leaf, True) if isinstance(leaf, torch.Tensor) else leaf
