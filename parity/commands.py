@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,14 +45,16 @@ def run_check(*, targets: tuple[str, ...], json_path: str | None, plain: bool, p
     destination = destination_of(json_path)
     project = find_settings(Path.cwd())
     given = {**project.options, **_said(words)}
+    # what the caller's own code prints must not stand beside the JSON
+    aside = partial(redirect_stdout, sys.stderr) if destination == STDOUT else nullcontext
     # every target is understood before the first one is checked
-    work = [
-        each for target in targets or (DEFAULT_PRESET,) for each in build_target(target, words, given, bool(targets))
-    ]
+    with aside():
+        named = targets or (DEFAULT_PRESET,)
+        work = [each for target in named for each in build_target(target, words, given, bool(targets))]
     results, refused = [], []
     for pair, options in work:
         try:
-            with showing(plain) as progress:
+            with aside(), showing(plain) as progress:
                 measured = check(replace(pair, notes=(*planted, *pair.notes)), options, progress)
         except ParityUsageError as error:
             if len(work) == 1:

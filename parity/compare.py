@@ -77,6 +77,11 @@ def non_finite(array: np.ndarray) -> int:
     return sum(block.size - int(np.count_nonzero(np.isfinite(block))) for (block,) in _blocks(array))
 
 
+def not_a_number(array: np.ndarray) -> int:
+    """Number of elements that are NaN."""
+    return sum(int(np.count_nonzero(np.isnan(block))) for (block,) in _blocks(array))
+
+
 def misplaced(a: np.ndarray, b: np.ndarray, truth: np.ndarray | None = None) -> int:
     """Number of elements that are NaN, +infinity or -infinity on one side and something else on the other.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: What somebody else's code may raise: `sys.exit()` in it must not end a check as if that had passed.
+ANYTHING = (Exception, SystemExit)
+
 #: The exit status of a call in which something is the caller's mistake.
 USAGE_ERROR = 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from .draws import OFF, SHARED
@@ -18,6 +19,10 @@ def refuse_misfits(pair: Pair) -> None:
     Raises:
         ParityUsageError: the first that has not.
     """
+    if not isinstance(pair, Pair):
+        raise ParityUsageError(
+            f"check: a parity.Pair, got {_shown(pair)}; write parity.Pair(name, reference, candidate)"
+        )
     for name, expected, fits, advice in _PAIR:
         value = getattr(pair, name)
         if not fits(value):
@@ -48,7 +53,7 @@ def _is_loss(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
 
 
 def _is_formula(value: Any) -> bool:
@@ -79,7 +84,7 @@ def _is_dropout(value: Any) -> bool:
 
 
 def _is_limit(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value < float("inf")
+    return isinstance(value, Real) and not isinstance(value, bool) and 1 <= float(value) < float("inf")
 
 
 _PAIR: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
@@ -94,6 +99,8 @@ _PAIR: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("dropout", f"None, {SHARED!r} or {OFF!r}", _is_dropout, "choose one of them"),
 )
 _OPERATION: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("name", "a text", _is_text),
+    ("derivation", "a text", _is_text),
     ("reference", "a function", callable),
     ("candidate", "a function", callable),
     ("draw", "a function of a NumPy Generator", callable),

@@ -31,6 +31,7 @@ from .compare import (
     misplaced,
     nearest,
     non_finite,
+    not_a_number,
     one_rounding,
     pooled,
     relative,
@@ -269,6 +270,9 @@ class Judge:
             derivation = f"NaN and infinity must stand in the same places, they do not at {wrong} elements"
         elif bound.value < np.inf and left_out == total:
             verdict, derivation = "VACUOUS", "no element is finite, so that nothing was compared"
+        elif stage == "float64" and batches.kind == "gradient" and (nan := sum(map(not_a_number, values))):
+            # a mask may hold infinities; a gradient that is no number trains nothing, whatever the two agree on
+            verdict, derivation = "VACUOUS", f"{nan} of {total} elements are NaN on both sides, where nothing compares"
         elif not measured <= bound.value:
             verdict = "FAIL"
         elif bound.value >= cap:

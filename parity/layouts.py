@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import combinations, permutations
 
 import numpy as np
 
@@ -44,6 +44,12 @@ class Layout:
     def kind(self) -> tuple[int, ...]:
         """What layouts of arrays of other sizes have in common."""
         return (len(self.split), *self.order)
+
+    @property
+    def complexity(self) -> tuple[int, int]:
+        """How many axes it splits or merges, and how many pairs of them it exchanges."""
+        pairs = combinations(self.order, 2)
+        return abs(len(self.split) - len(_without_ones(self.origin))), sum(first > second for first, second in pairs)
 
     def __str__(self) -> str:
         if self.moved:

@@ -29,6 +29,9 @@ Measure = Callable[[np.ndarray, np.ndarray], float]
 #: What a captured run returned, and what was seen inside.
 Seen = tuple[Arrays, Capture]
 
+#: How many times as far apart values may be in a plainer layout: those of two functions are, in any layout, alike.
+ABOUT_AS_NEAR = 2
+
 #: What capturing may move an output by: XLA fuses otherwise where more of its results are asked for.
 MOVED = 2.0**-44
 
@@ -51,6 +54,7 @@ def localise(
     sums: float,
     bare: Sequence[Arrays],
     known: Sequence[Seen] = (),
+    backward: bool = True,
 ) -> Localised:
     """Where the two sides come apart, on one batch in float64.
 
@@ -62,6 +66,7 @@ def localise(
         sums: `summation_factor`.
         bare: the outputs of each side's float64 run of this batch, in which nothing was captured.
         known: what `captured` gives for these sides and this batch; empty: it is asked.
+        backward: whether the outputs agree, so that where all values do a gradient may be where it begins.
 
     Raises:
         ParityUsageError: `points` names one that is not there; a side cannot be captured.
@@ -88,7 +93,7 @@ def localise(
             return Capture(())
 
     judged = [_value_finding(pair, chosen.get(pair), coarse, local, sums) for pair in pairs]
-    if all(finding.agrees for finding in judged):
+    if backward and all(finding.agrees for finding in judged):
         judged += _gradient_findings(pairs, chosen, coarse, local, sums)
     rows = [_row(finding, pair, sides.labels) for finding, pair in judged_pairs(judged, pairs)]
     findings = tuple(finding for finding in judged if not finding.agrees)
@@ -120,7 +125,7 @@ def captured(sides: Sides, weights: Arrays, batch: Arrays) -> list[Seen]:
 
 def _blind(labels: Sequence[str], seen: Sequence[Capture]) -> list[str]:
     """A line for a side that shows nothing inside: a function of plain operations."""
-    advice = "no module, einops call or tap inside; parity.tap(name, x) in it marks a point"
+    advice = "nothing of it was seen but what it returns; parity.tap(name, x) in it marks a point"
     within = [{name.partition(":")[0] for name in capture.names} - {ROOT} for capture in seen]
     return [f"{label}: {advice}" for label, names in zip(labels, within, strict=True) if not names]
 
@@ -139,21 +144,29 @@ def chosen_layouts(pairs: Sequence[PointPair]) -> dict[PointPair, Layout]:
     """The layout of each pair: the one that most of the same place in other layers have, the plainest of equals.
 
     Values that differ have none of their own. Swapped queries and keys give equal numbers in another order: their own
-    layout would hide them. Where no layer tells and the shapes differ, it is the one in which they are nearest.
+    layout would hide them. Where no layer tells it is the order of axes that most other points have; where none of
+    these is possible and the shapes differ, the plainest of those in which they are about as near as in any.
     """
     votes: dict[tuple[object, ...], Counter[Layout]] = defaultdict(Counter)
+    orders: Counter[tuple[int, ...]] = Counter()
     for pair in pairs:
         if pair.layout is not None:
             votes[_place(pair)][pair.layout] += 1
+            orders[pair.layout.kind] += 1
     chosen = {}
     for pair in pairs:
         own = votes[_place(pair)]
         value, other = pair.reference.value, pair.candidate.value
         possible = [*own, *layouts(value.shape, other.shape)]
-        if not own and value.shape != other.shape and possible:
-            chosen[pair] = min(possible, key=lambda each: _apart(other, each.there(value)))
+        usual = max((orders[each.kind] for each in possible), default=0)
+        if not own and not usual and value.shape != other.shape and possible:
+            apart = {each: _apart(other, each.there(value)) for each in possible}
+            nearest = min(apart.values())
+            # numbers that have nothing to do with each other are nearest by chance
+            near = [each for each in possible if not apart[each] > ABOUT_AS_NEAR * nearest]
+            chosen[pair] = min(near or possible, key=lambda each: each.complexity)
         elif possible:
-            chosen[pair] = min(possible, key=lambda each: (-own[each], str(each) != "same"))
+            chosen[pair] = min(possible, key=lambda each: (-own[each], -orders[each.kind], str(each) != "same"))
     return chosen
 
 

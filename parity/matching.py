@@ -19,6 +19,7 @@ from .runs import Arrays
 
 Key = tuple[int, int]
 Block = tuple[str, Cut | None]
+Group = int | Key
 
 #: Into how many parts a packed tensor is cut: keys and values; queries, keys and values; the gates of an LSTM.
 PARTS = (2, 3, 4)
@@ -52,6 +53,11 @@ def match_values(reference: Arrays, candidate: Arrays) -> Matched:
     finder.packed(0)
     finder.packed(1)
     finder.whole()  # what was one of too many is alone now
+    # of zeros and ones the numbers say nothing: what is likely comes before what is possible
+    finder.constants()
+    finder.packed(0, constants=True)
+    finder.packed(1, constants=True)
+    finder.whole(reshaped=True)
     moves = finder.voted()
     found = {move.source for move in moves}, {move.target for move in moves}
     apart = (
@@ -65,10 +71,10 @@ def match_values(reference: Arrays, candidate: Arrays) -> Matched:
         apart=apart,
         kept={name: candidate[name] for name in apart[1]},
     )
-    groups = {index for index in finder.groups if index is not None}
+    groups = dict.fromkeys(index for index in finder.groups if index is not None)
     return Matched(
         link,
-        tuple(tuple(m for m, g in zip(moves, finder.groups, strict=True) if g == group) for group in sorted(groups)),
+        tuple(tuple(m for m, g in zip(moves, finder.groups, strict=True) if g == group) for group in groups),
     )
 
 
@@ -119,17 +125,37 @@ class _Finder:
     def __init__(self, left: Arrays, right: Arrays):
         self.sides = (left, right)
         self.moves: list[Move] = []
-        self.groups: list[int | None] = []
+        self.groups: list[Group | None] = []
 
-    def whole(self) -> None:
-        """Tensors that hold the same numbers."""
-        sources, targets = (_keyed(((name, None), array) for name, array in side.items()) for side in self._left())
+    def whole(self, reshaped: bool = False) -> None:
+        """Tensors that hold the same numbers; constant ones have the same sizes as well, unless `reshaped`."""
+        sources, targets = (self._by_sizes(side, reshaped) for side in self._left())
         for key, blocks in sources.items():
             if len(blocks) == len(targets.get(key, ())):
                 self._take(blocks, targets[key])
 
-    def packed(self, side: int) -> None:
-        """Tensors of one side (0 or 1) that are several of the other's, joined along an axis or stacked."""
+    def constants(self) -> None:
+        """Constant tensors of the same sizes of which one side has more: those that have the most fitting names."""
+        sources, targets = (self._by_sizes(side, False) for side in self._left())
+        for key, blocks in sources.items():
+            if key[1] and key in targets:
+                pairs = _assigned(blocks, targets[key], lambda a, b: -alike(a[0], b[0]))
+                self._take([a for a, _ in pairs], [b for _, b in pairs])
+
+    def _by_sizes(self, side: Arrays, reshaped: bool) -> dict[tuple[Key, tuple[int, ...]], list[Block]]:
+        """Whole tensors by their numbers, and where these are all one by the sizes of their axes."""
+        keyed: dict[tuple[Key, tuple[int, ...]], list[Block]] = defaultdict(list)
+        for name, array in side.items():
+            told = reshaped or not _constant(array)
+            sizes = () if told else (1, *sorted(size for size in array.shape if size > 1))
+            keyed[fingerprint(array), sizes].append((name, None))
+        return keyed
+
+    def packed(self, side: int, constants: bool = False) -> None:
+        """Tensors of one side (0 or 1) that are several of the other's, joined along an axis or stacked.
+
+        Constant ones are stacked; `constants` are joined too, and are all that is looked at then.
+        """
         rest = self._left()
         keyed = _keyed(((name, None), array) for name, array in rest[1 - side].items())
         order = list(rest[1 - side])
@@ -139,7 +165,10 @@ class _Finder:
             return alike(other, name) - max((alike(other, each) for each in rest[side] if each != name), default=0.0)
 
         for name, array in rest[side].items():
-            for cuts in _cuts(array):
+            constant = _constant(array)
+            if constants and not constant:
+                continue
+            for cuts in _cuts(array, stacked=constant and not constants):
                 found = _keyed(((name, cut), part(array, cut)) for cut in cuts)
                 if all(len(keyed.get(key, ())) >= len(blocks) for key, blocks in found.items()):
                     for key, blocks in found.items():
@@ -180,8 +209,13 @@ class _Finder:
             if layout is None:
                 return  # the same numbers in an order that no layout explains
             found.append(Move(source[0], target[0], layout, source[1], target[1]))
-        is_open = len(found) > 1 or _constant(self._block(0, sources[0]))
-        self.groups += [len(self.moves) if is_open else None] * len(found)
+        first = self._block(0, sources[0])
+        group: Group | None = None
+        if _constant(first):
+            group = fingerprint(first)  # whatever else is of these numbers, in whichever tensor, may be meant
+        elif len(found) > 1:
+            group = len(self.moves)
+        self.groups += [group] * len(found)
         self.moves += found
 
     def _block(self, side: int, block: Block) -> np.ndarray:
@@ -195,10 +229,12 @@ def _keyed(blocks: Iterable[tuple[Block, np.ndarray]]) -> dict[Key, list[Block]]
     return keyed
 
 
-def _cuts(array: np.ndarray) -> Iterator[list[Cut]]:
-    """Ways to cut an array: into the entries of its first axis, or into equal ranges along any."""
+def _cuts(array: np.ndarray, stacked: bool) -> Iterator[list[Cut]]:
+    """Ways to cut an array: into the entries of its first axis, or, unless `stacked`, into equal ranges along any."""
     if array.ndim > 1 and array.shape[0] > 1:
         yield [(0, index, None) for index in range(array.shape[0])]
+    if stacked:
+        return
     for axis, size in enumerate(array.shape):
         for count in PARTS:
             if size % count == 0 and size > count:

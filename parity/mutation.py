@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from .accuracy import single_operations, working_precision
-from .errors import ParityUsageError, first_line
+from .bounds import LESS_ACCURATE
+from .errors import ANYTHING, ParityUsageError, first_line
 from .findings import FAILED, KILLED, SURVIVED, UNTOUCHED, Planted
 from .kinds import all_same_bits
 from .localise import MOVED
@@ -46,7 +47,7 @@ def planted(stages: Stages) -> list[Planted]:
         try:
             prepared = bench.prepared(make)
             ours = bench.has_our_reference(prepared)
-        except Exception as error:  # whatever the caller's function raises: the other faults are planted all the same
+        except ANYTHING as error:  # whatever the caller's function raises: the other faults are planted all the same
             what = str(error) if isinstance(error, ParityUsageError) else f"{type(error).__name__}: {first_line(error)}"
             found.append(Planted(GIVEN, name, FAILED, what))
             continue
@@ -165,19 +166,20 @@ def _outcome(kind: str, name: str, rows: Rows, usual: Sequence[Row], ours: bool 
             effects.add(_effect(row, before.get((row.stage, row.name))))
     except ParityUsageError as error:
         return Planted(kind, name, KILLED, str(error))
-    effects.discard(NOTHING)
-    # what differs in float64 by rounding alone is the same function, and shows in every format then
-    same_function = ours and ROUNDING in effects and FUNCTION not in effects
-    return Planted(kind, name, SURVIVED if effects and not same_function else UNTOUCHED, "")
+    # what differs in float64 by rounding alone is the same function, and shows in every format a little then
+    same_function = ours and ROUNDING in effects and effects <= {NOTHING, ROUNDING, FORMAT}
+    return Planted(kind, name, UNTOUCHED if same_function or effects <= {NOTHING} else SURVIVED, "")
 
 
-#: What a fault does to one figure: nothing, another rounding in float64, more than that, another figure in a format.
-NOTHING, ROUNDING, FUNCTION, FORMAT = "nothing", "rounding", "function", "format"
+#: What a fault does to one figure: nothing; in float64 another rounding, or more than that; in a format another error,
+#: of like size or of another one.
+NOTHING, ROUNDING, FUNCTION, FORMAT, ACCURACY = "nothing", "rounding", "function", "format", "accuracy"
 
 
 def _effect(row: Row, before: float | None) -> str:
     if before is not None and repr(before) == repr(row.measured):
         return NOTHING
-    if row.stage != "float64":
-        return FORMAT
-    return ROUNDING if before is not None and max(before, row.measured) <= MOVED else FUNCTION
+    if row.stage == "float64":
+        return ROUNDING if before is not None and max(before, row.measured) <= MOVED else FUNCTION
+    alike = before is not None and max(before, row.measured) <= LESS_ACCURATE * min(before, row.measured)
+    return FORMAT if alike else ACCURACY

@@ -151,14 +151,15 @@ def normalised(name: str) -> tuple[str, ...]:
     path = path.replace("layer_norm", "norm")
     words, repeat = re.findall(r"[a-z]+|\d+", path), int(parts["repeat"] or 1)
     words = [_SYNONYMS.get(word, word) for word in words]
+    numbered = len(words) > 1 or bool(iterations) or repeat > 1  # a lone "h" is a name, and no layer
     for i, (word, following) in enumerate(pairwise((*words, ""))):
-        if word == "layer" and not following.isdigit():
+        if word == "layer" and not following.isdigit() and numbered:
             if iterations:
                 words[i] = iterations.pop(0)
             else:
                 words[i], repeat = str(repeat - 1), 1
             break
-    words = [word for word in words if word not in _GENERIC] + call.split(" ", 1) * bool(call)
+    words = ([word for word in words if word not in _GENERIC] if numbered else words) + call.split(" ", 1) * bool(call)
     words += [f"#{int(iteration) + 1}" for iteration in iterations if iteration != "0"]
     return (*words, *([] if slot in ("", ":0") else [slot.lower()]), *([f"#{repeat}"] if repeat > 1 else []))
 
@@ -200,9 +201,11 @@ def _mapped(left: Sequence[Point], right: Sequence[Point], explicit: Mapping[str
     for known, given in sides:
         for name in given:
             if name not in known:
-                raise ParityUsageError(f"explicit: names of points of the captures, got {name!r}; see their points")
+                raise ParityUsageError(
+                    f"points: names of points, the reference's to the candidate's, got {name!r}; a report has them"
+                )
     if len(set(explicit.values())) < len(explicit):
-        raise ParityUsageError(f"explicit: each candidate point once, got {dict(explicit)}; pair one to one")
+        raise ParityUsageError(f"points: each point of the candidate once, got {dict(explicit)}; pair one to one")
     return [(sides[0][0].index(a), sides[1][0].index(b)) for a, b in explicit.items()]
 
 

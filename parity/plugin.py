@@ -104,6 +104,8 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
         if others := [type(each).__name__ for each in obj if not isinstance(each, Pair)]:
             raise collector.CollectError(f"{name}: Pairs alone, got {', '.join(others)} as well; take them out")
         named = {f"{name}[{index}-{_identifier(pair.name)}]": pair for index, pair in enumerate(obj)}
+    elif isinstance(obj, dict) and any(isinstance(each, Pair) for each in obj.values()):
+        raise collector.CollectError(f"{name}: a Pair or a list of them, got a dict, whose pairs would be no tests")
     else:
         return None
     line = _line_of(collector.path, name)

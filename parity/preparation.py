@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .conversions import Converted, converted
-from .errors import ParityUsageError, first_line
+from .errors import ANYTHING, ParityUsageError, first_line
 from .fields import refuse_misfits
 from .links import Blocks, Mapped
 from .matching import Matched, known_numbers, match_names, match_values
@@ -126,7 +126,7 @@ def draw_batches(pair: Pair, generator: np.random.Generator, count: int) -> tupl
     given = pair.inputs
     try:
         batches = [given(generator) if callable(given) else given for _ in range(count)]
-    except Exception as error:  # whatever the caller's function raises
+    except ANYTHING as error:  # whatever the caller's function raises
         raise ParityUsageError(
             f"inputs: a function of a NumPy Generator that returns a batch, got {type(error).__name__}: "
             f"{first_line(error)}; call it by itself, the traceback (--debug) shows where"

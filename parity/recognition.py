@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .errors import ParityUsageError, first_line
+from .errors import ANYTHING, ParityUsageError, first_line
 from .pair import Equinox, Factory, Jax, Linen, Torch
 
 
@@ -47,7 +47,7 @@ def _made(role: str, factory: Factory, precision: str) -> Any:
     dtype = dtype_of(precision)
     try:
         return factory.make(dtype)
-    except Exception as error:
+    except ANYTHING as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         raise ParityUsageError(
             f"{role}: a factory that makes a side of {dtype}, got {what}; --debug shows where"

@@ -211,17 +211,23 @@ def _beginnings(result: Result) -> Iterator[tuple[str, str]]:
         what = f"{'gradient at ' if finding.what == 'gradient' else ''}{finding.name}{f' ({lines})' if lines else ''}"
         yield (
             f"{'and' if number else 'it begins'} at {what}: born here, {finding.measured:.2g} apart, bound "
-            f"{finding.bound:.2g}; {_before(result.rows, finding)}",
+            f"{finding.bound:.2g}; {_before(result, finding)}",
             "bold red",
         )
     if len(births) > 1:
-        yield "each of them is a fault of its own, or the same one on a way that no point lies on", ""
+        yield (
+            "these may be one fault: it can reach each of them through values that are no points, such as a sum of "
+            "residuals; start with the first",
+            "",
+        )
     if births:
         inherited = [finding.name for finding in result.findings if finding.birth == INHERITED]
         if inherited:
             yield f"{len(inherited)} points after that inherit it: {_some(inherited)}", ""
     elif result.findings:
         yield f"{len(result.findings)} points differ, first {result.findings[0].name}", "red"
+    elif result.rung == "different" and (points := [row for row in result.rows if row.name.startswith("point ")]):
+        yield f"all {len(points)} points of both sides agree, the last one {points[-1].name.removeprefix('point ')}", ""
     for role, side in zip(("reference", "candidate"), sides, strict=True):
         if left := [each.name for each in result.unmatched if each.side == role]:
             yield f"{len(left)} points of {side} have no partner on the other side: {_some(left)}", "dim"
@@ -231,14 +237,15 @@ def _beginnings(result: Result) -> Iterator[tuple[str, str]]:
         yield f"not seen: {more} more (--json has them)", "dim"
 
 
-def _before(rows: Sequence[Row], finding: Finding) -> str:
-    """The last point that agreed before the run, or its backward pass, came to one that differs."""
+def _before(result: Result, finding: Finding) -> str:
+    """The last point before one that differs which gave the same on the same values, in the order of the run."""
     kind = "gradient at point " if finding.what == "gradient" else "point "
-    names = [row.name for row in rows if row.name.startswith(kind)]
-    agreeing = {row.name for row in rows if row.verdict == "PASS"}
-    before = names[: names.index(kind + finding.name)]
-    last = next((name.removeprefix(kind) for name in reversed(before) if name in agreeing), None)
-    return f"the last point before it that agrees is {last}" if last else "no point before it agrees"
+    names = [row.name for row in result.rows if row.name.startswith(kind)]
+    born = {kind + each.name for each in result.findings if each.what == finding.what and each.birth != INHERITED}
+    before = [name for name in names[: names.index(kind + finding.name)] if name not in born]
+    return (
+        f"the last point before it that agrees is {before[-1].removeprefix(kind)}" if before else "no point before it"
+    )
 
 
 def _some(names: Sequence[str]) -> str:

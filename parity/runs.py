@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ParityUsageError, first_line
+from .errors import ANYTHING, ParityUsageError, first_line
 from .pair import Pair
 from .trees import is_array, leaves, to_array
 
@@ -191,7 +191,7 @@ def running(label: str, precision: str) -> Iterator[None]:
         yield
     except (ParityUsageError, MemoryError, ImportError):
         raise
-    except Exception as error:
+    except ANYTHING as error:
         raise ParityUsageError(
             f"{label}: a function that runs on these weights and inputs in {precision}, got {type(error).__name__}: "
             f"{first_line(error)}; try it by itself, the traceback (--debug) shows where"

@@ -60,7 +60,8 @@ def _look_inside(stages: Stages, judged: Judged) -> None:
     if not fails and not (agreeing and stages.options.points):
         return
     stages.progress("float64: looking inside for where it begins")
-    inside = judged.inside = stages.localise()
+    in_gradients = _failed_in_gradients_alone(judged.rows)
+    inside = judged.inside = stages.localise(backward=agreeing or in_gradients)
     judged.rows = [*inside.rows, *judged.rows]
     if agreeing and inside.findings:
         verdict, rung, difference = _judge_float64(inside.rows)
@@ -68,7 +69,9 @@ def _look_inside(stages: Stages, judged: Judged) -> None:
     born = [finding.name for finding in inside.findings if finding.birth == BORN]
     more = f" and {len(born) - MOST_BORN} more" if len(born) > MOST_BORN else ""
     judged.reason += f"; it begins at {' and at '.join(born[:MOST_BORN])}{more}" if born else ""
-    if not any(finding.what == "value" for finding in inside.findings) and _failed_in_gradients_alone(judged.rows):
+    if inside.rows and not inside.findings and not agreeing and not in_gradients:
+        judged.reason += f"; it begins after {inside.rows[-1].name.removeprefix('point ')}, the last point that agrees"
+    if not any(finding.what == "value" for finding in inside.findings) and in_gradients:
         found = stages.derivatives()
         judged.rows += found
         judged.reason += suspects(found)

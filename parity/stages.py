@@ -56,6 +56,7 @@ class Stages:
     bitwise: bool = True
     in_model: bool = True
     notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     adaptive: bool = False
     excuses: bool = False
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict(SHAPES))
@@ -84,6 +85,8 @@ class Stages:
                 "seeds: inputs that are a function of a Generator, got one fixed batch; nothing would differ between "
                 "seeds, leave them out"
             )
+        if self.options.steps and not any(optimizers) and prepared.weights:
+            self.notes += ("optimizer steps: none, for the sides have no optimizers",)
         self.optimizes = all(optimizers) and self.options.steps > 0 and bool(prepared.weights)
 
     @property
@@ -118,6 +121,7 @@ class Stages:
         budget = self.options.budget
         if budget is None or time.perf_counter() - self.started < budget:
             return True
+        self.left_out += (stage,)
         self.notes += (f"left out, {budget} s being over: {stage}",)
         return False
 
@@ -135,8 +139,11 @@ class Stages:
             return rows
         return excused(rows, self.exact, self.sides, self.weights, self.pooled, self.options.seed)
 
-    def localise(self) -> Localised:
-        """Where the model comes apart, on the first batch; nothing but a note where no side can be looked into."""
+    def localise(self, backward: bool = True) -> Localised:
+        """Where the model comes apart, on the first batch; nothing but a note where no side can be looked into.
+
+        `backward` is whether the outputs agree.
+        """
         points = self.prepared.pair.points
         try:
             exact = self.exact if self.exact[0] else self.sides.run(self.weights, self.pooled[:1], "float64")
@@ -144,7 +151,7 @@ class Stages:
             # widened, the same sides are seen once more
             seen = [] if self.sides.lifted else self.seen
             self.seen = []
-            return localise(self.sides, self.weights, self.pooled[0], points, self.judge.sums, bare, seen)
+            return localise(self.sides, self.weights, self.pooled[0], points, self.judge.sums, bare, seen, backward)
         except ParityUsageError as error:
             if points or self.options.points:
                 raise
@@ -179,13 +186,12 @@ class Stages:
         self.low = [] if self.optimizes else low  # steps come first, and need the memory
         outputs, gradients = kinds_of(self.exact)
         rows = self.judge.same_function(outputs, [run.outputs for run in low])
-        rows = without_ties(rows, self.exact, self.sides, weights, self.pooled, self.options.seed)
         self.zero, one_sided = self.judge.zero_gradients(gradients, [run.derivatives for run in low])
         if not any(outputs.names()):  # of whole numbers alone there is nothing to differentiate
             one_sided = [row for row in one_sided if row.verdict != "VACUOUS"]
-        if not self.options.grads:
-            return rows
-        return rows + one_sided + self.judge.same_function(gradients, [run.derivatives for run in low], self.zero)
+        if self.options.grads:
+            rows += one_sided + self.judge.same_function(gradients, [run.derivatives for run in low], self.zero)
+        return without_ties(rows, self.exact, self.sides, weights, self.pooled, self.options.seed)
 
     def _agreeing_in_names(self, weights: Arrays) -> tuple[list[Run], list[Run]]:
         """The float64 runs; outputs that one side gives by position alone get the other side's names."""

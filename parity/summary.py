@@ -58,7 +58,15 @@ def table(checks: Sequence[Checked], width: int) -> Iterator[tuple[str, str]]:
         yield f"{start}{finding(each.result, room):{room}}{seconds}", colour(each)
         for line in describe_accepted(each.result["accepted"]):
             yield f"  {line}", "yellow"
+        for line in unaccepted(each.result):
+            yield f"  {line}", "red"
     yield totals(checks), ""
+
+
+def unaccepted(result: Mapping[str, Any]) -> list[str]:
+    """What the reason says of acceptances: expired, or of other rows than those that fail."""
+    parts = result["reason"].split("; ")
+    return [part for part in parts if part.startswith(("the acceptance of ", "no acceptance covers "))]
 
 
 def totals(checks: Sequence[Checked]) -> str:

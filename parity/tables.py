@@ -40,7 +40,14 @@ def worst_by_group(rows: Iterable[Row]) -> list[tuple[Row, int]]:
     return [(min(group, key=_urgency), len(group)) for group in groups.values()]
 
 
+def was_run(row: Row) -> bool:
+    """Whether there is a figure: a side may not run on another input than its own."""
+    return not row.name.startswith("not run")
+
+
 def _urgency(row: Row) -> tuple[int, float]:
+    if not was_run(row):
+        return 4, 0.0
     order = {"FAIL": 0, "VACUOUS": 1, "ISLAND": 2}
     return order.get(row.verdict, 3), row.headroom if row.measured == row.measured else 0.0
 
@@ -69,6 +76,8 @@ def rows_table(rows: list[Row], width: int) -> Table:
 
 
 def _figure(row: Row, value: float) -> str:
+    if not was_run(row):
+        return ""
     return f"{value:.2f}" if _is_operation(row) else f"{value:.1e}"
 
 
@@ -77,6 +86,8 @@ def _is_operation(row: Row) -> bool:
 
 
 def _headroom(row: Row) -> str:
+    if not was_run(row):
+        return "not run"
     if row.measured == 0:
         return "exact"
     if not math.isfinite(row.measured):
@@ -92,6 +103,8 @@ def tensor(row: Row) -> str:
 def tightest(rows: list[Row]) -> str:
     """Where a bound comes from, on the row that comes nearest to it."""
     row = min(rows, key=_urgency)
+    if not was_run(row):
+        return f"not run on {row.group}: {row.derivation}"
     if not row.compared:
         return f"not comparable: {row.name}: {row.derivation}"
     return f"least headroom: {tensor(row)}, bound {_figure(row, row.bound)}: {row.derivation}"

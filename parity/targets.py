@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import ParityUsageError, first_line
+from .errors import ANYTHING, ParityUsageError, first_line
 from .pair import Pair
 
 
@@ -91,6 +91,6 @@ def _attempted(rule: str, run: Any) -> Any:
         return run()
     except ParityUsageError:
         raise
-    except Exception as error:
+    except ANYTHING as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         raise ParityUsageError(f"{rule}, got {what}; --debug shows where") from error

@@ -8,6 +8,7 @@ from .errors import ParityUsageError
 from .kinds import kinds_of
 from .result import Row
 from .stages import Stages
+from .ties import without_ties
 from .variants import Variant, variants
 
 
@@ -34,6 +35,7 @@ def _judged(stages: Stages, variant: Variant) -> list[Row]:
         coarse = [run.derivatives for run in low]
         zero, one_sided = stages.judge.zero_gradients(gradients, coarse)
         rows += one_sided + stages.judge.same_function(gradients, coarse, zero)
+    rows = without_ties(rows, exact, stages.sides, variant.weights, [variant.batch], stages.options.seed)
     return [replace(row, verdict="ABSTAIN") if row.verdict == "VACUOUS" else row for row in rows]
 
 

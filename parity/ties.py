@@ -1,13 +1,18 @@
-"""Whole numbers and truth values that differ where the choice was as good as tied: argmax, top-k, routing, a threshold.
+"""What differs where a choice was as good as tied: argmax, top-k, routing, a threshold, a rounding to whole numbers.
 
 How near a choice was does not show in it. But what rounding may tip, a change of every number by a few roundings tips
-as well: an element is tied if one side chooses in such a twin what the other one chose. Any other gap is larger.
+as well: an element is tied if in such a twin one side gives what the other one gave. Any other gap is larger. Beside
+an output that ties explain, what many choices enter (a mean, a gradient) is tied if a twin moves it by as much as the
+sides differ: no twin makes all of them anew.
+
+A gradient at a tie of equal values (the kink of a ReLU, the maximum of two equals) is no such case: outputs agree
+there, and what is propagated is a convention that a port has to keep. It counts as tied only behind an output that is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,8 +22,18 @@ from .result import Row
 from .runs import Arrays, Run, is_float
 from .sides import Sides
 
-#: An exact tie falls either way in each: one that is missed by all of them is one in 65,536.
+#: An exact tie of two falls either way in each: one that is missed by all of them is one in 65,536.
 TWINS = 16
+#: As many for a tie of several, where what differs is seen to waver: one of 16 that is missed is one in 3,800.
+MOST_TWINS = 128
+#: Twins in which no float wavers: then none is behind a choice.
+FEW_TWINS = 3
+#: How much of a gap may be left between a float and the other side's, for the roundings of a twin.
+LEFT = 2.0**-20
+#: How much of a gap a twin has to move a float by that many choices enter.
+SHARE = 0.5
+
+GRADIENT = "gradient "
 
 
 def without_ties(
@@ -30,45 +45,121 @@ def without_ties(
     seed: int,
 ) -> list[Row]:
     """The rows of a float64 stage; ABSTAIN where every element that differs is tied, and counted."""
-    names = [row.name for row in rows if row.verdict == "FAIL" and row.compared and _is_choice(row.name, exact)]
-    if not names:
+    gaps = {row.name: gap for row in rows if row.verdict == "FAIL" and row.compared for gap in _gaps(row, exact)}
+    outputs = [gap for name, gap in gaps.items() if name in exact[0][0].outputs]
+    if not outputs:
         return list(rows)
-    chosen = {name: [_choices(side, name) for side in exact] for name in names}
-    differ = {name: mine != theirs for name, (mine, theirs) in chosen.items()}
-    tied = {name: np.zeros_like(masks) for name, masks in differ.items()}
-    for twin in range(TWINS):
+    for twin in range(MOST_TWINS):
+        if twin >= FEW_TWINS and not any(gap.wants(twin) for gap in gaps.values()):
+            break
         near = [_moved(batch, [seed, twin, 1]) for batch in batches]
         moved = sides.run(_moved(weights, [seed, twin]), near, "float64")
-        for name, (mine, theirs) in chosen.items():
-            twins = [_choices(side, name) for side in moved]
-            tied[name] |= (twins[0] == theirs) | (twins[1] == mine)
-    counts = {name: (int(differ[name].sum()), int((differ[name] & tied[name]).sum())) for name in names}
-    return [_judged(row, *counts[row.name]) if row.name in counts else row for row in rows]
+        for name, gap in gaps.items():
+            gap.meet(*(_values(side, name) for side in moved))
+    if any(gap.explained for gap in outputs):
+        for gap in gaps.values():
+            gap.follow()
+    return [gaps[row.name].judged(row) if row.name in gaps else row for row in rows]
 
 
-def _judged(row: Row, differing: int, tied: int) -> Row:
-    """FAIL if there are elements that no rounding tips."""
-    by = f"{FLOAT64_SLACK} (convention) roundings in weights and inputs turn the one into the other"
-    if tied == differing:
-        return replace(row, verdict="ABSTAIN", derivation=f"{differing} elements differ, all as good as tied: {by}")
-    return replace(row, derivation=f"{differing} elements differ, {tied} of them as good as tied: {by}")
+@dataclass
+class _Gap:
+    """The elements of one tensor, of every batch in a row, in which the sides differ, and those that twins tip."""
+
+    mine: np.ndarray
+    theirs: np.ndarray
+    differ: np.ndarray
+    tied: np.ndarray = field(init=False)
+    wavering: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tied, self.wavering = np.zeros_like(self.differ), np.zeros_like(self.differ)
+
+    @property
+    def chosen(self) -> bool:
+        """Whether the elements are choices themselves."""
+        return not is_float(self.mine)
+
+    def wants(self, twins: int) -> bool:
+        """Whether more twins than so many may tell something."""
+        left = self.differ & ~self.tied
+        if self.chosen and twins < TWINS:
+            return bool(left.any())
+        return bool((left & self.wavering).any()) and twins < (MOST_TWINS if self.chosen else TWINS)
+
+    def meet(self, mine: np.ndarray, theirs: np.ndarray) -> None:
+        """What both sides give in a twin."""
+        if self.chosen:
+            self.tied |= (mine == self.theirs) | (theirs == self.mine)
+            self.wavering |= (mine != self.mine) | (theirs != self.theirs)
+            return
+        with np.errstate(invalid="ignore"):
+            gap = np.abs(self.mine - self.theirs)
+            gap = np.where(np.isfinite(gap), gap, np.nan)  # what is infinite on one side is no tie
+            self.tied |= (np.abs(mine - self.theirs) <= LEFT * gap) | (np.abs(theirs - self.mine) <= LEFT * gap)
+            moved = np.maximum(np.abs(mine - self.mine), np.abs(theirs - self.theirs))
+            self.wavering |= moved >= SHARE * gap
+
+    @property
+    def explained(self) -> bool:
+        """Whether every element that differs is tied."""
+        return bool(self.differ.any()) and not (self.differ & ~self.tied).any()
+
+    def follow(self) -> None:
+        """Of floats that many choices enter what wavers is tied."""
+        if not self.chosen and not self.explained:
+            self.tied = self.tied | self.wavering
+
+    def judged(self, row: Row) -> Row:
+        """ABSTAIN if nothing is left that no rounding tips."""
+        differing, tied = int(self.differ.sum()), int((self.differ & self.tied).sum())
+        if not tied:
+            return row
+        by = f"{FLOAT64_SLACK} (convention) roundings in weights and inputs turn the one into the other"
+        if tied == differing:
+            return replace(row, verdict="ABSTAIN", derivation=f"{differing} elements differ, all as good as tied: {by}")
+        return replace(row, derivation=f"{differing} elements differ, {tied} of them as good as tied: {by}")
 
 
-def _choices(runs: Sequence[Run], name: str) -> np.ndarray:
+def _gaps(row: Row, exact: tuple[list[Run], list[Run]]) -> Iterator[_Gap]:
+    """The gap of a row, if it is one of outputs or gradients whose elements can be compared."""
+    if not all(_has(side, row.name) for side in exact):
+        return
+    mine, theirs = (_values(side, row.name) for side in exact)
+    if mine.shape != theirs.shape or is_float(mine) != is_float(theirs) or mine.dtype.kind == "c":
+        return
+    if is_float(mine):
+        ordinary = np.isfinite(mine) & np.isfinite(theirs)
+        size = float(np.sqrt(np.mean(np.square(mine[ordinary])))) if ordinary.any() else 0.0
+        with np.errstate(invalid="ignore"):
+            yield _Gap(mine, theirs, ~ordinary & (mine != theirs) | (np.abs(mine - theirs) > row.bound * size))
+    else:
+        yield _Gap(mine, theirs, mine != theirs)
+
+
+def _has(runs: Sequence[Run], name: str) -> bool:
+    run = runs[0]
+    return name in run.outputs or name.removeprefix(GRADIENT) in run.derivatives
+
+
+def _values(runs: Sequence[Run], name: str) -> np.ndarray:
     """Of every batch in a row."""
-    return np.concatenate([np.ravel(run.outputs[name]) for run in runs])
-
-
-def _is_choice(name: str, exact: tuple[list[Run], list[Run]]) -> bool:
-    outputs = exact[0][0].outputs
-    return name in outputs and not is_float(outputs[name])
+    found = (run.outputs[name] if name in run.outputs else run.derivatives[name.removeprefix(GRADIENT)] for run in runs)
+    return np.concatenate([np.ravel(each) for each in found])
 
 
 def _moved(arrays: Arrays, seed: Sequence[int]) -> dict[str, np.ndarray]:
-    """Floats in float64, off by FLOAT64_SLACK roundings up or down."""
+    """Floats in float64, off by FLOAT64_SLACK roundings up or down; zeros by as much of the tensor's size, or of 1.
+
+    What is exactly tied because it is zero is so for any relative change.
+    """
     generator = np.random.Generator(np.random.PCG64(seed))
     step = FLOAT64_SLACK * FORMATS["float64"].unit_roundoff
-    return {
-        name: array * (1 + step * generator.choice([-1.0, 1.0], array.shape)) if is_float(array) else array
-        for name, array in arrays.items()
-    }
+    moved = {}
+    for name, array in arrays.items():
+        moved[name] = array
+        if is_float(array):
+            size = float(np.abs(array[np.isfinite(array)]).max(initial=0)) or 1.0
+            signs = step * generator.choice([-1.0, 1.0], array.shape)
+            moved[name] = np.where(array == 0, size * signs, array * (1 + signs))
+    return moved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -20,6 +20,9 @@ from .same_function import Judged, first_of, is_misfit, same_function
 from .stages import Progress, Stages
 from .thorough import thorough_rows
 from .work import Work
+
+#: Weights of each side that a reason names.
+MOST_NAMED = 4
 
 
 def check(
@@ -42,6 +45,7 @@ def check(
         later(stages, judged)
     work = _work(stages, judged)
     _mutate(stages, judged)
+    _left_out(stages, judged)
     inside = judged.inside
     return Result(
         target=pair.name,
@@ -119,7 +123,9 @@ def _unpaired(stages: Stages, judged: Judged) -> None:
     unpaired = [name for names in stages.prepared.unpaired for name in names]
     if not stages.options.grads or not unpaired:
         return
-    what = f"weights that only one side has, by value: {', '.join(unpaired)}"
+    sides = zip(stages.sides.labels, stages.prepared.unpaired, strict=True)
+    alone = [f"{label}'s {_some(names)}" for label, names in sides if names]
+    what = f"weights that only one side has, by value: {' and '.join(alone)}"
     if judged.passes:
         advice = "give a WeightMap, or one dict to both"
         judged.judge("ABSTAIN", judged.rung, f"all that can be compared agrees, but there are {what}; {advice}")
@@ -127,8 +133,20 @@ def _unpaired(stages: Stages, judged: Judged) -> None:
         judged.reason += f"; {what}"
 
 
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 #: What comes after the first question, in this order; each sees what was judged before.
 LATER: tuple[Callable[[Stages, Judged], None], ...] = (_precisions, _thorough, _trainings, _unpaired)
+
+
+def _left_out(stages: Stages, judged: Judged) -> None:
+    """A PASS of less than was asked for says so where it is read."""
+    if judged.passes and stages.left_out:
+        why = judged.reason or "what was compared agrees"
+        judged.reason = f"{why}; left out, the budget being over: {', '.join(stages.left_out)}"
 
 
 def _work(stages: Stages, judged: Judged) -> Work:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .errors import first_line
+from .errors import ANYTHING, first_line
 
 Counts = Mapping[str, Mapping[str, int | None]]
 #: Pass -> path of the module that wrote it, "" for none -> FLOPs.
@@ -68,7 +68,7 @@ def collect(methods: Sequence[tuple[str, str, Callable[[], int | None]]], label:
     for name, method, count in methods:
         try:
             found = count()
-        except Exception as error:
+        except ANYTHING as error:
             found = None
             notes.append(f"{label} by {method}: no count, {type(error).__name__}: {first_line(error)}")
         flops.setdefault(name, {})[method] = found

@@ -791,6 +791,10 @@ def test_after_its_budget_a_check_begins_no_stage_and_says_what_it_left_out(monk
     assert {row.stage for row in result.rows} == {"float64"}
     left_out = [note for note in result.notes if note.startswith("left out, 70 s being over: ")]
     assert [note.rpartition(": ")[2] for note in left_out] == ["optimizer streams in float64", "float32", "FLOP counts"]
+    said = (
+        "what was compared agrees; left out, the budget being over: optimizer streams in float64, float32, FLOP counts"
+    )
+    assert result.reason == said
     with pytest.raises(ParityUsageError, match="budget: at least 1, got 0"):
         check(PAIR, SHORT, budget=0)
 
@@ -854,3 +858,25 @@ def test_a_layer_norm_that_is_summed_up_is_zero_in_theory() -> None:
     reference = Torch(module, call=lambda module, x: module(x).sum())
     pair = Pair("sum", reference, Jax(layer_norm, held), inputs=lambda g: (g.standard_normal((32, 16)),))
     assert check(pair, batches=4, steps=0, flops=False).verdict != "FAIL"
+
+
+def test_a_gradient_that_is_no_number_on_both_sides_is_no_pass() -> None:
+    """sqrt behind a `where`: the branch that is not taken has a derivative of infinity, times zero."""
+    x = np.array([[-1.0, 2.0, 3.0], [4.0, -5.0, 6.0]], np.float32)
+    sides = (
+        Torch(lambda x: torch.where(x > 0, torch.sqrt(x), torch.zeros_like(x))),
+        Jax(lambda x: jnp.where(x > 0, jnp.sqrt(x), 0)),
+    )
+    result = check(Pair("sqrt", *sides, inputs=(x,)), flops=False)
+    assert (result.verdict, result.exit_status) == ("VACUOUS", 1)
+    assert result.reason == "gradient input 0: 2 of 6 elements are NaN on both sides, where nothing compares"
+
+
+def test_no_steps_are_said_where_there_are_no_optimizers() -> None:
+    def scaled(params: Any, x: Any) -> Any:
+        return x * params["w"]
+
+    pair = Pair("scaled", Torch(scaled), Jax(scaled), {"w": np.ones(3)}, (np.ones((2, 3)),))
+    note = "optimizer steps: none, for the sides have no optimizers"
+    assert note in check(pair, flops=False).notes
+    assert note not in check(pair, flops=False, steps=0).notes

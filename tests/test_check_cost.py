@@ -26,6 +26,9 @@ from benchmarks.check_cost import (
 )
 from parity import check
 
+#: one process has the figures of all: two processes would each measure them
+pytestmark = pytest.mark.xdist_group("check_cost")
+
 PRESET = "tiny-bert", 1, 8
 SHORT = {"batches": 1, "steps": 0, "flops": False}
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from parity import bounds
+from parity.account.laws import laws, model_flops
 from parity.cli import main
 from parity.limits import estimated_bytes
 from parity.models import change, count_parameters, find_preset
@@ -200,6 +201,20 @@ def test_estimates_in_the_docs_are_those_of_the_code():
         assert count == int(parameters.replace(",", ""))
         assert f"{estimate:.2f}" == estimated
         assert 0.95 * float(measured) <= estimate <= 1.1 * float(measured)
+
+
+def test_rules_of_thumb_in_the_docs_are_those_of_the_code():
+    page = (ROOT / "docs" / "accounting.md").read_text()
+    rows = re.findall(r"^\| `(\S+)` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d,]+) \|", page, re.MULTILINE)
+    assert len(rows) == 5
+    for preset, *figures in rows:
+        config = find_preset(preset)
+        seq = min(1024, config.max_seq_len)
+        step = model_flops(config, 1, seq, ("pooler",))["forward_backward"]
+        found = {law.name: law.value for law in laws(config, 1, seq, count_parameters(config), step)}
+        names = ("backward / forward", "6 N P / step", "6 N P' / step", "attention / forward", "attention overtakes at")
+        shown = [f"{found[name]:,.0f}" if found[name] >= 100 else f"{found[name]:.3f}" for name in names]
+        assert shown == figures, preset
 
 
 def test_versions_are_pinned_as_they_were_run():

@@ -38,7 +38,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"), [(name, *each) for name, found in WRONG.items() for each in found], ids=repr
+    ("field", "value", "told"),
+    [
+        pytest.param(name, *each, id=f"{name}-{index}")  # no address of a function: workers of xdist must agree
+        for name, found in WRONG.items()
+        for index, each in enumerate(found)
+    ],
 )
 def test_a_field_of_the_wrong_type_is_told(field, value, told):
     with pytest.raises(ParityUsageError) as raised:
@@ -53,6 +58,25 @@ def test_a_field_of_the_wrong_type_is_told(field, value, told):
 def test_an_operation_has_a_limit(limit):
     with pytest.raises(ParityUsageError, match=r"^operation matmul: a number of roundings, 1 or more as its limit"):
         check(replace(PAIR, operations=[replace(OPERATION, limit=limit)]))
+
+
+def test_numbers_of_numpy_are_numbers():
+    counts = {"forward": np.int64(3), "forward_backward": np.int32(9)}
+    operation = replace(OPERATION, limit=np.float32(2))
+    pair = replace(PAIR, roundings=np.int64(6), formula=counts, operations=(operation,), notes=("a", "b"))
+    with pytest.raises(ParityUsageError, match=r"^inputs: "):  # the first thing that is run
+        check(pair)
+
+
+@pytest.mark.parametrize("given", [3, [PAIR], None], ids=["number", "list", "nothing"])
+def test_what_is_no_pair_is_told(given):
+    with pytest.raises(ParityUsageError, match=r"^check: a parity.Pair, got "):
+        check(given)
+
+
+def test_an_operation_has_a_name():
+    with pytest.raises(ParityUsageError, match=r"^operation 3: a text as its name, got 3"):
+        check(replace(PAIR, operations=[replace(OPERATION, name=3)]))
 
 
 def test_an_operation_has_functions():

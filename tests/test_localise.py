@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import planted
 import pytest
 import torch
@@ -284,7 +286,7 @@ def test_functions_with_nothing_but_taps_in_both_frameworks():
     result = checked(replace(pair, points={"b": "other"}))
     assert (born(result), [each.name for each in result.unmatched]) == (["b"], ["model"])
     assert result.first_difference.name == "point b = other"
-    with pytest.raises(ParityUsageError, match="explicit: names of points of the captures, got 'nowhere'"):
+    with pytest.raises(ParityUsageError, match=r"points: names of points, .*, got 'nowhere'"):
         checked(replace(pair, points={"b": "nowhere"}))
 
 
@@ -361,7 +363,7 @@ def test_points_of_every_kind_are_compared(fault, points):
 def test_a_side_without_points_is_told_how_to_get_some():
     plain = Pair("plain", Torch(taps()), Torch(lambda x: x * 4 - 7, label="bare"), inputs=rows_of)
     (line,) = [line for line in checked(plain).unseen if "parity.tap" in line]
-    assert line == "bare: no module, einops call or tap inside; parity.tap(name, x) in it marks a point"
+    assert line == "bare: nothing of it was seen but what it returns; parity.tap(name, x) in it marks a point"
 
 
 def test_more_places_than_the_verdict_names_are_counted():
@@ -375,3 +377,73 @@ def test_more_places_than_the_verdict_names_are_counted():
 
     pair = Pair("chain", Torch(chain(1, 1, 1, 1, 1)), Torch(chain(2, 3, 2, 3, 2), label="other"), inputs=rows_of)
     assert checked(pair).reason.endswith("; it begins at p0 and at p1 and at p2 and 2 more")
+
+
+def test_a_fault_behind_the_last_point_is_no_fault_of_it():
+    def tail(tanh, factor):
+        def function(x):
+            y = parity.taps.tap("b", parity.taps.tap("a", x * 2) + 1)
+            return tanh(y * factor)
+
+        return function
+
+    result = checked(Pair("tail", Torch(tail(torch.tanh, 1.0)), Jax(tail(jnp.tanh, 1.001)), inputs=rows_of))
+    assert not result.findings
+    assert result.reason.endswith("; it begins after b, the last point that agrees")
+    assert "all 2 points of both sides agree, the last one b" in str(result)
+
+
+@pytest.mark.parametrize("name", ["h", "block", "layer", "blocks"])
+def test_a_point_that_is_called_like_a_layer_is_no_first_layer(name):
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.LayerNorm(6), torch.nn.Tanh())
+    weights = {key: value.detach().numpy() for key, value in model.named_parameters()}
+
+    def port(params, x):
+        y = x @ params["0.weight"].T + params["0.bias"]
+        y = (y - y.mean(-1, keepdims=True)) / jnp.sqrt(y.var(-1, keepdims=True) + 1e-3)
+        return jnp.tanh(parity.tap(name, y * params["1.weight"] + params["1.bias"]))
+
+    pair = Pair("named", model, Jax(port), weights, lambda generator: (generator.normal(size=(5, 6)),))
+    assert not [finding for finding in checked(pair).findings if finding.reference == "0"]
+
+
+def test_maps_of_equal_sides_keep_their_places():
+    """Batch, height and width are all 4: by their shapes they could be any one of them."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.c, self.d = torch.nn.Conv2d(3, 6, 3, padding=1), torch.nn.Conv2d(6, 5, 3, padding=1)
+
+        def forward(self, x):
+            return self.d(torch.relu(self.c(x)))
+
+    def port(params, x):
+        def convolve(x, name, padding):
+            numbers = ("NHWC", "OIHW", "NHWC")
+            y = jax.lax.conv_general_dilated(x, params[f"{name}.weight"], (1, 1), padding, dimension_numbers=numbers)
+            return parity.tap(name, y + params[f"{name}.bias"])
+
+        y = convolve(x.transpose(0, 2, 3, 1), "c", [(0, 2), (0, 2)])  # the padding is all on one side
+        return convolve(jax.nn.relu(y), "d", [(1, 1), (1, 1)]).transpose(0, 3, 1, 2)
+
+    model = Net()
+    weights = {key: value.detach().numpy() for key, value in model.named_parameters()}
+    result = checked(Pair("maps", model, Jax(port), weights, lambda g: (g.normal(size=(4, 3, 4, 4)),)))
+    assert born(result) == ["c"]
+
+
+def test_the_root_has_the_line_of_its_own_code():
+    class Root(torch.nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            self.inner, self.factor = torch.nn.Identity(), factor
+
+        def forward(self, x):
+            return self.inner(x) * self.factor
+
+    result = checked(Pair("root", Root(1.0), Torch(Root(1.01), label="other"), inputs=rows_of))
+    (finding,) = result.findings
+    line = Root.forward.__code__.co_firstlineno
+    assert finding.where == (f"test_localise.py:{line}",) * 2  # and not that of whoever called the check

@@ -157,9 +157,9 @@ def test_a_map_comes_first_and_is_checked():
     assert names(got) == {("a", "c", "map"), ("b", "b", "value")}
     assert [(lonely.side, lonely.name) for lonely in got.unmatched] == [("candidate", "a")]
     assert got.unmatched[0].reason == "a on the other side has another partner"
-    with pytest.raises(ParityUsageError, match="explicit: names of points of the captures, got 'd'"):
+    with pytest.raises(ParityUsageError, match="points: names of points, the reference's to the candidate's, got 'd'"):
         pair_points(left, right, {"d": "a"})
-    with pytest.raises(ParityUsageError, match="explicit: each candidate point once"):
+    with pytest.raises(ParityUsageError, match="points: each point of the candidate once"):
         pair_points(left, right, {"a": "a", "b": "a"})
 
 

@@ -168,6 +168,12 @@ def test_a_list_with_something_else_in_it_is_no_silent_pass(session):
     assert "parity_several: Pairs alone, got NoneType as well; take them out" in outcome.stdout.str()
 
 
+def test_a_dict_of_pairs_is_no_silent_pass(session):
+    outcome = session("from making import make\nparity_all = {'line': make()}\n")
+    outcome.assert_outcomes(errors=1)
+    assert "parity_all: a Pair or a list of them, got a dict" in outcome.stdout.str()
+
+
 def test_markers_of_the_module_count(session):
     marked = f"import pytest\npytestmark = pytest.mark.slow\n{TESTS}"
     session(marked, "-m", "not slow", "-W", "ignore").assert_outcomes(deselected=5)
@@ -307,13 +313,15 @@ def test_an_accepted_difference_passes_and_is_said(session):
 
 
 def test_only_one_of_two_rows_accepted_fails(session):
-    session(TESTS, "-k", "steep", settings=accepted("steep", "y")).assert_outcomes(failed=1, deselected=4)
+    outcome = session(TESTS, "-k", "steep", settings=accepted("steep", "y"))
+    outcome.assert_outcomes(failed=1, deselected=4)
+    assert "  no acceptance covers gradient w and 1 more" in section(outcome)
 
 
 def test_an_expired_acceptance_fails_and_is_said(session):
     outcome = session(TESTS, "-k", "steep", settings=accepted("steep", expires=PAST))
     outcome.assert_outcomes(failed=1, deselected=4)
-    assert f"the acceptance of * expired on {PAST}" in " ".join(outcome.stdout.str().split())
+    assert f"  the acceptance of * expired on {PAST}" in section(outcome)
 
 
 def test_an_unneeded_acceptance_fails_the_session(session):

@@ -174,3 +174,46 @@ def test_options_of_a_preset_are_refused(
     status, out, errors = call(capsys, file, *option)
     assert (status, out) == (2, "")
     assert errors.startswith(f"error: {option[0]}: only with a preset, got my_pairs.py; ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys\nsys.exit(0)\n",
+        "import sys, parity\ndef pair():\n    sys.exit(0)\n",
+        "import sys, torch, parity\n"
+        "sides = parity.Torch(lambda x: sys.exit(0)), parity.Torch(torch.sin)\n"
+        "pair = parity.Pair('leaves', *sides, inputs=(torch.ones(3),))\n",
+        "import sys, torch, parity\n"
+        "sides = parity.Torch(torch.cos), parity.Torch(torch.sin)\n"
+        "pair = parity.Pair('leaves', *sides, inputs=lambda generator: sys.exit(0))\n",
+    ],
+    ids=["the module", "the function", "a side", "the inputs"],
+)
+def test_code_that_exits_ends_in_no_pass(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "leaving.py"
+    place.write_text(text)
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["check", f"{place}:pair", "--no-color"])
+    shown = capsys.readouterr()
+    assert (stopped.value.code, shown.out) == (2, "")
+    assert "got SystemExit: 0" in shown.err
+
+
+def test_what_the_callers_code_prints_does_not_stand_beside_the_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "talking.py"
+    place.write_text(
+        "import torch, parity\n"
+        "print('imported')\n"
+        "def loud(x):\n    print('run')\n    return torch.sin(x)\n"
+        "pair = parity.Pair('loud', parity.Torch(loud), parity.Torch(torch.sin), inputs=(torch.ones(3),))\n"
+    )
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["check", f"{place}:pair", "--json", "-"])
+    shown = capsys.readouterr()
+    assert stopped.value.code == 0
+    assert json.loads(shown.out)["verdict"] == "PASS"
+    assert "imported" in shown.err
+    assert "run" in shown.err

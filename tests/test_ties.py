@@ -71,3 +71,58 @@ def test_without_ties_every_choice_counts() -> None:
 
 def test_a_tie_is_missed_by_all_twins_hardly_ever() -> None:
     assert 50 * 2 * 2.0**-TWINS < 0.01
+
+
+def test_a_tie_of_many_is_a_tie() -> None:
+    """Zero inputs: all scores are equal, and PyTorch takes the first, the port the last."""
+    pair = Pair("zeros", Torch(reference), Jax(last), {"w": TWICE}, (np.zeros((50, 6), np.float32),))
+    result = check(pair, SHORT)
+    assert row(result).verdict == "ABSTAIN", row(result)
+    assert row(result).derivation.startswith("50 elements differ, all as good as tied")
+
+
+def expert(first: bool) -> Any:
+    """What the chosen column of the weights gives: a float behind a choice."""
+
+    def function(params: Any, x: Any) -> dict[str, Any]:
+        scores = x @ params["w"]
+        if first:
+            best = torch.argmax(scores, -1)
+            return {"mixed": params["v"][best] * x.sum(-1, keepdim=True), "scores": scores}
+        best = scores.shape[-1] - 1 - jnp.argmax(scores[:, ::-1], -1)
+        return {"mixed": params["v"][best] * x.sum(-1, keepdims=True), "scores": scores}
+
+    return function
+
+
+def routed(w: np.ndarray, **changes: Any) -> Result:
+    v = np.random.default_rng(8).standard_normal((8, 3)).astype(np.float32)
+    return check(Pair("expert", Torch(expert(True)), Jax(expert(False)), {"w": w, "v": v}, inputs), SHORT, **changes)
+
+
+def test_floats_behind_a_tie_decide_nothing_and_neither_do_their_gradients() -> None:
+    result = routed(TWICE)
+    assert result.rung == "same-function", result.reason
+    assert row(result, "mixed").verdict == "ABSTAIN"
+    assert "elements differ, all as good as tied" in row(result, "mixed").derivation
+    assert row(result, "gradient v").verdict == "ABSTAIN"
+
+
+def test_floats_that_differ_without_a_tie_fail() -> None:
+    def wrong(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+        outputs = expert(False)(params, x)
+        return {**outputs, "mixed": outputs["mixed"] * 1.001}
+
+    w = np.random.default_rng(9).standard_normal((6, 8)).astype(np.float32)
+    v = np.random.default_rng(8).standard_normal((8, 3)).astype(np.float32)
+    assert check(Pair("expert", Torch(expert(True)), Jax(expert(False)), {"w": w, "v": v}, inputs), SHORT).passed
+    result = check(Pair("expert", Torch(expert(True)), Jax(wrong), {"w": w, "v": v}, inputs), SHORT)
+    assert row(result, "mixed").verdict == "FAIL"
+    result = check(Pair("expert", Torch(expert(True)), Jax(wrong), {"w": TWICE, "v": v}, inputs), SHORT)
+    assert row(result, "mixed").verdict == "FAIL"  # ties and a fault
+
+
+def test_a_gradient_at_a_kink_is_no_tie() -> None:
+    x = np.where(np.random.default_rng(1).random((5, 6)) < 0.5, 0, 1).astype(np.float32)
+    pair = Pair("kink", Torch(torch.relu), Jax(lambda x: jnp.maximum(x, 0)), inputs=(x,))
+    assert check(pair, SHORT).verdict == "FAIL"

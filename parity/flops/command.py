@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +37,8 @@ def run_flops(
     """`parity flops`; returns the exit status."""
     destination = destination_of(json_path)
     words = {"batch": batch, "seq": seq, "kernel": kernel, "set": settings, "shrink": shrink}
-    with showing(plain) as progress:
+    aside = redirect_stdout(sys.stderr) if destination == STDOUT else nullcontext()
+    with aside, showing(plain) as progress:
         if is_own(target):
             from .own import own_flops
 

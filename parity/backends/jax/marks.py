@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from ...capture import ROOT, call_label, map_arrays
 from ...einops_calls import Call, hearing_einops
-from ...islands import caller
+from ...islands import caller, definition
 from ...taps import hearing_taps
 
 #: what the name of a marked equation starts with; the mark's index follows
@@ -65,9 +65,9 @@ class Marks:
         """Of the module that runs."""
         return self._running[-1].path if self._running else ""
 
-    def mark_output(self, path: str, output: Any) -> Any:
-        """The output of a module with its arrays marked."""
-        return self._mark(path or ROOT, "", "module", output)
+    def mark_output(self, path: str, output: Any, function: Any) -> Any:
+        """The output of a module with its arrays marked; `function` is what computed it."""
+        return self._mark(path or ROOT, "", "module", output, "" if path else definition(function))
 
     def hear_einops(self, call: Call, output: Any) -> Any:
         """One einops call, in whichever module is running."""
@@ -108,8 +108,8 @@ class Marks:
         """Whether a module runs, and not this one."""
         return bool(self._running) and self._running[-1].module is not module
 
-    def _mark(self, path: str, label: str, source: str, output: Any) -> Any:
-        where = caller()
+    def _mark(self, path: str, label: str, source: str, output: Any, defined: str = "") -> Any:
+        where = caller() or defined
 
         def visit(slot: str, leaf: Any) -> Any:
             if isinstance(leaf, jax.Array) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
@@ -224,7 +224,7 @@ def _wrap_call(kind: type, marks: Marks, undo: ExitStack) -> None:
         if marks.is_super_call(self):
             return call(*args, **kwargs)
         with marks.running(self) as path:
-            return marks.mark_output(path, call(*args, **kwargs))
+            return marks.mark_output(path, call(*args, **kwargs), original)
 
     type.__setattr__(kind, "__call__", run)  # equinox's metaclass has a rule of its own
     undo.callback(type.__setattr__, kind, "__call__", original)
@@ -241,7 +241,7 @@ def _intercept(marks: Marks, call: Callable[..., Any], args: Any, kwargs: Any, c
         return call(*args, **kwargs)
     with marks.running(context.module, path, is_call):
         output = call(*args, **kwargs)
-        return marks.mark_output(path, output) if is_call else output
+        return marks.mark_output(path, output, type(context.module).__call__) if is_call else output
 
 
 def _tree(module: Any) -> list[tuple[str, Any]]:

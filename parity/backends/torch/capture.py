@@ -14,7 +14,7 @@ from torch.nn.modules import module as hooks
 
 from ...capture import ROOT, Capture, Names, Point, call_label, check_fed, map_arrays, refuse_unknown
 from ...einops_calls import Call, hearing_einops
-from ...islands import caller
+from ...islands import caller, definition
 from ...taps import hearing_taps
 from .versions import from_numpy, to_numpy
 
@@ -118,7 +118,7 @@ class Recording:
             self._learn(module, f"{self._path()}.{type(module).__name__}".lstrip("."))
         self._running.append(self._paths[id(module)])
 
-    def leave(self, _: torch.nn.Module, args: Any, *rest: Any) -> Any:
+    def leave(self, module: torch.nn.Module, args: Any, *rest: Any) -> Any:
         """A module ends; gives the output to go on with, None for the one there is."""
         path = self._running.pop()
         if len(rest) == 1:  # by an error: PyTorch leaves out the keyword arguments, and there is no output
@@ -136,8 +136,9 @@ class Recording:
                     self._skip(f"{path or ROOT}{slot}", f"an output of type {type(leaf).__name__} is not looked into")
                 return leaf
             shared = id(leaf) in given or self._handed.get(id(leaf)) is leaf
-            return self._meet(f"{path or ROOT}{slot}", "module", leaf, shared)
+            return self._meet(f"{path or ROOT}{slot}", "module", leaf, shared, where)
 
+        where = "" if path else definition(type(module).forward)
         map_arrays((args, kwargs), look, (torch.nn.Module,))
         replaced = map_arrays(output, visit, (torch.nn.Module,))
         return None if replaced is output else replaced
@@ -170,8 +171,11 @@ class Recording:
     def _skip(self, name: str, reason: str) -> None:
         self._unseen.setdefault(f"{name}: {reason}")
 
-    def _meet(self, label: str, source: str, tensor: torch.Tensor, shared: bool) -> torch.Tensor:
-        """Record a value and give the one to go on with; `shared` if the tensor is seen elsewhere too."""
+    def _meet(self, label: str, source: str, tensor: torch.Tensor, shared: bool, where: str = "") -> torch.Tensor:
+        """Record a value and give the one to go on with; `shared` if the tensor is seen elsewhere too.
+
+        `where` is the place of what nothing of the model's own code has called.
+        """
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             self._skip(label, "runs inside a torch.func transformation, where it has no value of its own")
             return tensor
@@ -181,7 +185,7 @@ class Recording:
         self._calls.setdefault(label, []).append(name)
         self.met.append(name)
         if self._keep(name):
-            self._records[name] = _Record(name, source, caller(), tensor.detach().clone())
+            self._records[name] = _Record(name, source, caller() or where, tensor.detach().clone())
         if name in self._back and tensor.requires_grad:
             gradient = from_numpy(self._back[name], tensor.device).to(tensor.dtype)
             self.started = self.started + (tensor * gradient).sum()
