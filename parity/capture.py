@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from .errors import ParityUsageError
 from .fingerprints import Fingerprint, fingerprint
-from .memory import shelved
 from .trees import rebuilt
 
 #: what the outermost module is called
@@ -68,13 +67,6 @@ class Capture:
     def names(self) -> Collection[str]:
         """Of all points."""
         return self._by_name.keys()
-
-    def shelved(self) -> Capture:
-        """The same points, their arrays out of memory where they are large."""
-        values = shelved({point.name: point.value for point in self.points})
-        gradients = shelved({point.name: point.gradient for point in self.points if point.gradient is not None})
-        points = [replace(each, value=values[each.name], gradient=gradients.get(each.name)) for each in self.points]
-        return Capture(tuple(points), self.unseen)
 
     @cached_property
     def _by_name(self) -> dict[str, Point]:

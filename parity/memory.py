@@ -1,7 +1,7 @@
 """What a check keeps for later is put out of the memory that its runs need. Loads no framework.
 
-What a run leaves behind (gradients, moments, the values at its points) is as large as the model, and is looked at again
-only after other runs. It is written to a temporary file without a name, which goes with the last of its arrays, and
+What a float64 run leaves behind (gradients, moments) is as large as the model twice over, and is looked at again only
+after other runs. It is written to a temporary file without a name, which goes with the last of its arrays, and
 mapped back read-only: its pages are the system's to take and to read again. Where no file can be written (a full disk,
 a read-only one) everything stays in memory.
 """
@@ -12,7 +12,7 @@ import ctypes
 import mmap
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO
 from weakref import WeakSet
@@ -47,17 +47,10 @@ def shelved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def leave_memory_to_runs() -> None:
-    """Hands back what is not needed until the next look: freed memory in small pieces, the pages of what is shelved.
-
-    glibc keeps what was freed below a block that is still in use (malloc_trim(3)); of the points of GPT-2, each below
-    the border of `return_freed_memory`, nearly a gigabyte.
-    """
-    for mapped in _mapped:
-        if hasattr(mmap, "MADV_DONTNEED"):
+    """Takes the pages of everything shelved out of this process; they are read again when they are looked at."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        for mapped in _mapped:
             mapped.madvise(mmap.MADV_DONTNEED)
-    # a model too small for the shelf is not worth a walk through the whole heap before each of its runs
-    if _mapped and (trim := _of_c_library("malloc_trim")) is not None:
-        trim(0)
 
 
 def return_freed_memory() -> None:
@@ -67,12 +60,9 @@ def return_freed_memory() -> None:
     large model fits into (mallopt(3), M_MMAP_THRESHOLD): docs/numerics.md has the figures. Other C libraries have no
     such border.
     """
-    if (option := _of_c_library("mallopt")) is not None:
-        option(M_MMAP_THRESHOLD, RETURNED_BYTES)
-
-
-def _of_c_library(name: str) -> Callable[..., int] | None:
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, RETURNED_BYTES)
 
 
 def _write(file: IO[bytes], array: np.ndarray) -> int:

@@ -107,8 +107,7 @@ class Sides:
         """What one side gives, and its points; `given` as in `Runner.capture`."""
         leave_memory_to_runs()
         with running(runner.label, f"{precision}, its points captured,"):
-            outputs, seen = runner.capture(weights, batch, precision, lifted=self._lifts(precision), **given)
-        return shelved(outputs), seen.shelved()
+            return runner.capture(weights, batch, precision, lifted=self._lifts(precision), **given)
 
     def reference_run(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> list[Run]:
         """Outputs and gradients of the reference alone."""
@@ -143,8 +142,8 @@ class Sides:
         leave_memory_to_runs()
         with running(runner.label, precision):
             run = runner.run(weights, batch, precision, lifted=self._lifts(precision))
-        gradients = self._shared(run.gradients)
-        return Run(shelved(run.outputs), shelved(gradients), shelved(run.inputs), run.loss)
+        keep = shelved if precision == "float64" else dict  # the others are judged soon, and half as large
+        return Run(keep(run.outputs), keep(self._shared(run.gradients)), keep(run.inputs), run.loss)
 
     def _walk(self, runner: Runner, path: Path, steps: Callable[..., Iterator[Step]], precision: str) -> Trained:
         leave_memory_to_runs()

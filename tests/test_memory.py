@@ -105,19 +105,6 @@ def test_its_pages_leave_the_process_and_come_back():
     assert kept["many"].sum() == total
 
 
-@linux
-def test_freed_memory_in_small_pieces_is_handed_back():
-    kept = shelved({"many": MANY})
-    pieces = [np.ones(2**16) for _ in range(2**9)]  # half a megabyte each, below every border of glibc
-    pinned = np.ones(2**10)  # on top of them: nothing below it goes back by itself
-    before = resident()
-    pieces.clear()
-    leave_memory_to_runs()
-    assert before - resident() > 2**27
-    assert pinned.all()
-    assert kept
-
-
 def scaled(params, x):
     return {"y": parity.tap("scaled", x * params["w"]) ** 2}
 
@@ -132,7 +119,7 @@ PAIR = parity.Pair(
 
 
 def test_a_check_says_the_same_from_disk(monkeypatch):
-    """Every run, step and capture of it shelved, against none of them."""
+    """Every float64 run and step of it shelved, against none of them."""
 
     def said(large: int) -> dict:
         monkeypatch.setattr(memory, "LARGE", large)

@@ -21,7 +21,7 @@ from ...work import Work, collect
 from . import count, islands
 from .capture import Recording, capturing
 from .models import Model
-from .versions import DTYPES, from_numpy, to_numpy
+from .versions import DTYPES, cast_float, from_numpy, to_numpy
 
 
 class TorchRunner:
@@ -255,15 +255,11 @@ class TorchRunner:
         """Floats in the working precision, whole numbers as int64, truth values as they are."""
         cast = {}
         for name, array in arrays.items():
-            if is_float(array) and precision == "float64":
-                tensor = torch.from_numpy(array.astype(np.float64)).to(self.device)  # one copy, not two
+            if is_float(array):
+                cast[name] = cast_float(array, self.device, DTYPES[precision])
             else:
                 tensor = from_numpy(array, self.device)
-            if is_float(array):
-                tensor = tensor.to(DTYPES[precision])
-            elif array.dtype != bool:
-                tensor = tensor.to(torch.int64)
-            cast[name] = tensor
+                cast[name] = tensor if array.dtype == bool else tensor.to(torch.int64)
         return cast
 
 

@@ -26,3 +26,10 @@ def from_numpy(array: np.ndarray, device: torch.device) -> torch.Tensor:
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
     return torch.from_numpy(array).to(device)
+
+
+def cast_float(array: np.ndarray, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A copy in PyTorch in another float type; made at once, by all threads, where PyTorch can look at the array."""
+    if array.dtype in (np.float32, np.float64) and array.flags.writeable and all(step > 0 for step in array.strides):
+        return torch.from_numpy(array).to(device, dtype, copy=True)
+    return from_numpy(array, device).to(dtype)
