@@ -46,6 +46,11 @@ class Layout:
         return (len(self.split), *self.order)
 
     @property
+    def transposes(self) -> bool:
+        """Whether it takes a matrix to its transpose."""
+        return self.order == (1, 0) and len(self.origin) == len(self.merged) == 2 and not self.moved
+
+    @property
     def complexity(self) -> tuple[int, int]:
         """How many axes it splits or merges, and how many pairs of them it exchanges."""
         pairs = combinations(self.order, 2)

@@ -38,7 +38,7 @@ class Move(NamedTuple):
     @property
     def way(self) -> str:
         """How the candidate holds it, in words."""
-        layout = "as they are" if self.as_is else f"as {self.layout}"
+        layout = "unchanged" if self.as_is else "transposed" if self.layout.transposes else f"as {self.layout}"
         return f"in parts, {layout}" if self.source_cut or self.target_cut else layout
 
     def __str__(self) -> str:

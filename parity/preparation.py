@@ -160,7 +160,7 @@ def _loaded(prepared: Prepared) -> Prepared:
     link = converted(matched.link, reference, candidate)
     notes = link.notes if isinstance(link, Converted) else ()
     if not matched.link.trivial:
-        notes = (*notes, f"weights paired by their numbers: {matched.link.told}")
+        notes = (*notes, f"weights paired by value: {matched.link.told}")
     return replace(_linked(prepared, link, reference), unpaired=link.apart, notes=notes)
 
 

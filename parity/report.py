@@ -72,7 +72,8 @@ ISLAND = (
     "The rows that float32 inside a float64 run moves beyond their bound. The next table has it widened to float64."
 )
 UNITS = (
-    "measured and bound: root mean square error relative to the exact tensor, for the tensor with the least headroom"
+    "each line shows the tensor with the least headroom: its error over its size (root mean squares), the bound on "
+    "that, and bound / measured"
 )
 
 RUNGS = {

@@ -164,9 +164,9 @@ def test_the_ways_of_a_link_are_counted_in_words() -> None:
     candidate = {f"l{i}.kernel": reference[f"l{i}.w"].T for i in range(3)} | {"b": reference["bias"]}
     candidate |= dict(zip("qkv", np.split(reference["qkv"], 3), strict=True))
     link = match_values(reference, candidate).link
-    assert link.told == "3 as a b -> b a, 3 in parts, as they are, 1 as they are"
+    assert link.told == "3 transposed, 3 in parts, unchanged, 1 unchanged"
     assert not link.trivial
-    assert match_values(reference, reference).link.told == "5 as they are"
+    assert match_values(reference, reference).link.told == "5 unchanged"
 
 
 def test_many_ways_of_a_link_are_not_all_told() -> None:
@@ -175,4 +175,4 @@ def test_many_ways_of_a_link_are_not_all_told() -> None:
     candidate = {name: array.transpose(order) for (name, array), order in zip(reference.items(), orders, strict=True)}
     told = match_values(reference, candidate).link.told
     assert told.endswith(", ...")
-    assert told.count("1 as ") == 4
+    assert len(told.split(", ")) == 5
