@@ -31,7 +31,7 @@ class PerParameter:
 #: Peak memory of a check, fitted to real runs (docs/numerics.md has them) and held against others in tests/test_cli.py.
 BYTES_BASE = 840_000_000  # both frameworks, their compilers, the text
 IN_MEMORY = PerParameter(held=20, batch=28, trained=60, step=20)
-ON_DISK = PerParameter(held=14, batch=20, trained=50, step=12)  # between two looks at it (`memory.shelved`)
+ON_DISK = PerParameter(held=18, batch=22, trained=50, step=13)  # between two looks at it (`memory.shelved`)
 BYTES_PER_ACTIVATION = 11  # float64, and what is being made from it
 BYTES_PER_LOGIT = 6
 POOLED_BYTES = 1e9
