@@ -9,6 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+import parity
+import parity.taps
 from benchmarks.check_cost import (
     BARE,
     CHECK,
@@ -20,7 +22,6 @@ from benchmarks.check_cost import (
     costs_of,
     counted_runs,
     least,
-    made_pair,
     measure,
     measure_apart,
 )
@@ -31,6 +32,20 @@ pytestmark = pytest.mark.xdist_group("check_cost")
 
 PRESET = "tiny-bert", 1, 8
 SHORT = {"batches": 1, "steps": 0, "flops": False}
+
+
+def scaled(params, x):
+    return {"y": parity.tap("scaled", x * params["w"]) ** 2}
+
+
+#: Small, and in both frameworks: how often a side is run does not depend on what it computes.
+PAIR = parity.Pair(
+    "scaled",
+    parity.Torch(scaled, label="torchref"),
+    parity.Jax(scaled, label="jaxcore"),
+    {"w": np.linspace(0.5, 2, 15, dtype=np.float32)},
+    lambda generator: {"x": generator.normal(size=(7, 15))},
+)
 
 
 def cost(wall: float, **figures) -> Cost:
@@ -110,7 +125,7 @@ WITH_POINTS = {
 def test_a_check_makes_no_more_runs_than_it_needs(points, expected):
     counts: Counter[str] = Counter()
     with counted_runs(counts):
-        result = check(made_pair(*PRESET), precisions=("float32",), points=points, **SHORT)
+        result = check(PAIR, precisions=("float32",), points=points, **SHORT)
     assert result.verdict == "PASS"
     assert counts == expected
 
@@ -118,6 +133,6 @@ def test_a_check_makes_no_more_runs_than_it_needs(points, expected):
 def test_a_run_too_many_is_counted():
     counts: Counter[str] = Counter()
     with counted_runs(counts):
-        check(made_pair(*PRESET), precisions=("float32",), **{**SHORT, "batches": 2})
+        check(PAIR, precisions=("float32",), **{**SHORT, "batches": 2})
     assert counts["torchref float32"] == 2 * BARE_CHECK["torchref float32"]
     assert counts["torchref float64"] == BARE_CHECK["torchref float64"] + 1
