@@ -32,18 +32,13 @@ def accept(result: Result, entries: Sequence[Acceptance], day: date) -> Result:
             expired.append(f"the acceptance of {entry.name} expired on {entry.expires}")
         else:
             accepted.append(Accepted(row.name, row.stage, entry.reason, entry.expires))
-    left = [row for row in result.rows if row.verdict == "FAIL" and (row.name, row.stage) not in covered(accepted)]
+    result = replace(result, accepted=tuple(accepted))
+    left = [row.name for row in result.rows if row.verdict == "FAIL" and (row.name, row.stage) not in result.covered]
     if accepted and left:
-        names = list(dict.fromkeys(row.name for row in left))
+        names = list(dict.fromkeys(left))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         expired.append(f"no acceptance covers {names[0]}{more}")
-    reason = "; ".join((result.reason, *dict.fromkeys(expired)))
-    return replace(result, accepted=tuple(accepted), reason=reason)
-
-
-def covered(accepted: Iterable[Accepted]) -> set[tuple[str, str]]:
-    """Name and stage of the rows that are accepted."""
-    return {(each.name, each.stage) for each in accepted}
+    return replace(result, reason="; ".join((result.reason, *dict.fromkeys(expired))))
 
 
 def unneeded(settings: Settings, results: Sequence[Mapping[str, Any]]) -> list[str]:

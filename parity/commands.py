@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from .limits import default_batches, refuse_what_does_not_fit, require_device
 from .memory import return_freed_memory
 from .models import DEFAULT_PRESET, change, count_parameters, describe_presets, find_model, read_source
 from .options import Options
-from .output import STDOUT, destination_of, showing, write_result, write_results
+from .output import STDOUT, aside, destination_of, showing, write_result, write_results
 from .pair import Pair
 from .settings import find_settings
 from .targets import is_own, load_pairs
@@ -45,16 +44,14 @@ def run_check(*, targets: tuple[str, ...], json_path: str | None, plain: bool, p
     destination = destination_of(json_path)
     project = find_settings(Path.cwd())
     given = {**project.options, **_said(words)}
-    # what the caller's own code prints must not stand beside the JSON
-    aside = partial(redirect_stdout, sys.stderr) if destination == STDOUT else nullcontext
     # every target is understood before the first one is checked
-    with aside():
+    with aside(destination):
         named = targets or (DEFAULT_PRESET,)
         work = [each for target in named for each in build_target(target, words, given, bool(targets))]
     results, refused = [], []
     for pair, options in work:
         try:
-            with aside(), showing(plain) as progress:
+            with aside(destination), showing(plain) as progress:
                 measured = check(replace(pair, notes=(*planted, *pair.notes)), options, progress)
         except ParityUsageError as error:
             if len(work) == 1:

@@ -41,9 +41,8 @@ def elsewhere(findings: Sequence[Finding], islands: Sequence[Island], unmatched:
         if island.operation == "constant" and island.meets:
             # a function that is made by another one is named after both, the root module's own call after the call
             table = _words(island.meets.rpartition("<locals>.")[2].removesuffix("__call__"))
-            tables.append(
-                table if table and table[0] in first else table[1:]
-            )  # linen's paths begin with the whole model's class
+            # linen's paths begin with the whole model's class
+            tables.append(table if table and table[0] in first else table[1:])
 
     def explained(name: str) -> bool:
         words = _words(name)

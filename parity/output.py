@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +67,31 @@ def heeding_interrupts() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
-def write_result(result: Result, destination: Path | str | None, plain: bool, quiet: bool = False) -> None:
-    """JSON to where it was asked for, whole or not at all; the report to standard output unless JSON goes there."""
+def aside(destination: Path | str | None) -> AbstractContextManager[Any]:
+    """While it lasts what the caller's own code prints does not stand beside JSON on standard output."""
+    return redirect_stdout(sys.stderr) if destination == STDOUT else nullcontext()
+
+
+def write_document(document: str, destination: Path | str | None, report: Callable[[], None]) -> None:
+    """JSON to where it was asked for, whole or not at all; then the report, unless standard output has the JSON."""
     if destination == STDOUT:
-        print(result.to_json())
+        print(document)
         return
     try:
         if destination is not None:
-            write_whole(Path(destination), result.to_json() + "\n")
+            write_whole(Path(destination), document + "\n")
     finally:  # a disk that is full does not cost the report as well
+        report()
+
+
+def write_result(result: Result, destination: Path | str | None, plain: bool, quiet: bool = False) -> None:
+    """JSON to where it was asked for, whole or not at all; the report to standard output unless JSON goes there."""
+
+    def report() -> None:
         if not quiet:
             print_report(Console(color_system=None if plain else "auto", highlight=False), result)
+
+    write_document(result.to_json(), destination, report)
 
 
 def write_results(results: Sequence[Result], destination: Path | str | None, plain: bool) -> None:

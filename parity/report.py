@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -21,6 +20,8 @@ from .tables import (
     flops_verdict,
     mutation_lines,
     mutation_table,
+    paragraph,
+    print_parts,
     rows_table,
     tensor,
     tightest,
@@ -98,41 +99,37 @@ def to_text(result: Result, width: int = 100) -> str:
 
 def print_report(console: Console, result: Result) -> None:
     """The question, a table per stage, findings, FLOPs, the verdict; no line is longer than the console is wide."""
-    for part in _parts(result, console.width):
-        console.print(part, highlight=False, markup=False)
+    print_parts(console, _parts(result, console.width))
 
 
 def _parts(result: Result, width: int) -> Iterator[RenderableType]:
-    def paragraph(text: str, style: str = "") -> Text:
-        return Text(textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False), style=style)
-
-    yield paragraph(_headline(result), style_of(result))
+    yield paragraph(_headline(result), width, style_of(result))
     for note in result.notes:
-        yield paragraph(note, "dim")
+        yield paragraph(note, width, "dim")
     if result.rows:
-        yield paragraph(UNITS, "dim")
+        yield paragraph(UNITS, width, "dim")
     for title, question, rows in _sections(result.rows):
         yield Text()
-        yield paragraph(f"{title}  {question}", "bold")
+        yield paragraph(f"{title}  {question}", width, "bold")
         yield rows_table(rows, width)
-        yield paragraph(tightest(rows), "dim")
+        yield paragraph(tightest(rows), width, "dim")
     for text, style in _findings(result):
         yield Text()
-        yield paragraph(text, style)
+        yield paragraph(text, width, style)
     if result.work.flops:
         yield Text()
         yield flops_table(result.work.flops)
-        yield paragraph(flops_verdict(result.work))
+        yield paragraph(flops_verdict(result.work), width)
         for note in result.work.notes:
-            yield paragraph(note, "dim")
+            yield paragraph(note, width, "dim")
     if result.planted:
         yield Text()
-        yield paragraph(f"mutation  {MUTATION}", "bold")
+        yield paragraph(f"mutation  {MUTATION}", width, "bold")
         yield mutation_table(result.planted)
         for line, style in mutation_lines(result.planted):
-            yield paragraph(line, style)
+            yield paragraph(line, width, style)
     yield Text()
-    yield paragraph(_verdict(result), style_of(result))
+    yield paragraph(_verdict(result), width, style_of(result))
 
 
 def is_accepted(result: Result) -> bool:

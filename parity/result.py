@@ -99,12 +99,17 @@ class Result:
         return next((row for row in self.rows if row.verdict == "FAIL"), None)
 
     @property
+    def covered(self) -> set[tuple[str, str]]:
+        """Name and stage of the rows that are accepted."""
+        return {(each.name, each.stage) for each in self.accepted}
+
+    @property
     def passed(self) -> bool:
         """Whether it is PASS, or FAIL in accepted rows alone: neither FLOPs nor a vacuous row can be accepted."""
         if self.verdict != "FAIL" or self.work.equal is False:
             return self.verdict == "PASS"
         failed = {(row.name, row.stage) for row in self.rows if row.verdict in ("FAIL", "VACUOUS")}
-        return bool(failed) and failed <= {(each.name, each.stage) for each in self.accepted}
+        return bool(failed) and failed <= self.covered
 
     @property
     def exit_status(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from .result import Row
 from .work import Counts, Work
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 STYLES = {"PASS": "green", "FAIL": "bold red", "VACUOUS": "bold red", "ABSTAIN": "yellow", "ISLAND": "yellow"}
 
@@ -30,6 +31,17 @@ WIDTH_FOR_NAMES = 110
 WIDTH_FOR_NUMBERS = 72
 #: Three figures and the verdict of a row, with the space between them.
 WIDTH_OF_FIGURES = 3 * (len("headroom") + 2) + len("ABSTAIN") + 4
+
+
+def paragraph(text: str, width: int, style: str = "") -> Text:
+    """Text whose lines are no longer than the console is wide."""
+    return Text(textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False), style=style)
+
+
+def print_parts(console: Console, parts: Iterable[RenderableType]) -> None:
+    """One after the other; brackets in names are no markup."""
+    for part in parts:
+        console.print(part, highlight=False, markup=False)
 
 
 def worst_by_group(rows: Iterable[Row]) -> list[tuple[Row, int]]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from ..environment import versions
 from ..errors import ParityUsageError
 from ..models import change, count_parameters, find_model
-from ..output import STDOUT, destination_of, showing, write_whole
+from ..output import aside, destination_of, showing, write_document
 from ..targets import is_own
 from .counts import Flops
 from .text import print_flops
@@ -22,53 +20,35 @@ DEFAULT_BATCH = 1
 DEFAULT_SEQ = 1024
 
 
-def run_flops(
-    *,
-    target: str,
-    batch: int | None,
-    seq: int | None,
-    kernel: str | None,
-    settings: tuple[str, ...],
-    shrink: bool,
-    inputs: tuple[str, ...],
-    json_path: str | None,
-    plain: bool,
-) -> int:
-    """`parity flops`; returns the exit status."""
+def run_flops(*, target: str, inputs: tuple[str, ...], json_path: str | None, plain: bool, **words: Any) -> int:
+    """`parity flops`; returns the exit status. `words` are the options that a preset alone has."""
     destination = destination_of(json_path)
-    words = {"batch": batch, "seq": seq, "kernel": kernel, "set": settings, "shrink": shrink}
-    aside = redirect_stdout(sys.stderr) if destination == STDOUT else nullcontext()
-    with aside, showing(plain) as progress:
+    with aside(destination), showing(plain) as progress:
         if is_own(target):
             from .own import own_flops
 
-            if given := [name for name, value in words.items() if value]:
-                raise ParityUsageError(f"--{given[0]}: only with a preset, got {target}; it has sizes of its own")
+            if given := [name for name, word in words.items() if word]:
+                flag = {"settings": "set"}.get(given[0], given[0])
+                raise ParityUsageError(f"--{flag}: only with a preset, got {target}; it has sizes of its own")
             flops = own_flops(target, inputs)
         else:
             if inputs:
                 raise ParityUsageError(f"--input: only with code of your own, got the preset {target}; leave it out")
-            flops = counted_preset(target, batch, seq, kernel, settings, shrink, progress)
+            flops = counted_preset(target, progress, **words)
     flops = replace(flops, environment={"versions": versions()})
-    if destination == STDOUT:
-        print(flops.to_json())
-        return flops.exit_status
-    try:
-        if destination is not None:
-            write_whole(Path(destination), flops.to_json() + "\n")
-    finally:
-        print_flops(Console(color_system=None if plain else "auto", highlight=False), flops)
+    console = Console(color_system=None if plain else "auto", highlight=False)
+    write_document(flops.to_json(), destination, lambda: print_flops(console, flops))
     return flops.exit_status
 
 
 def counted_preset(
     target: str,
+    progress: Callable[[str], None],
     batch: int | None,
     seq: int | None,
     kernel: str | None,
     settings: tuple[str, ...],
     shrink: bool,
-    progress: Callable[[str], None],
 ) -> Flops:
     """The counts of a preset."""
     from .preset import preset_flops

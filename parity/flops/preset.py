@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -39,8 +39,7 @@ def preset_flops(name: str, config: ModelConfig, parameters: int, batch: int, se
     for method in ("einops", "torch"):
         methods[method] = by_class(placed[method])
     progress("JAX's traced program")
-    traced = jax_flops(config, batch, seq)
-    methods["jaxpr"] = by_class(traced)
+    methods["jaxpr"] = by_class(jax_flops(config, batch, seq))
     progress("XLA's analysis")
     lowered, notes = xla_flops(config, batch, seq)
     flops = {
@@ -92,45 +91,44 @@ def torch_flops(config: ModelConfig, batch: int, seq: int) -> dict[str, Any]:
 
 def jax_flops(config: ModelConfig, batch: int, seq: int) -> dict[str, dict[str, int]]:
     """jaxcore's FLOPs by place, of its traced program."""
-    import jax
-
     from ..backends.jax.places import placed_flops
 
-    forward, step, arguments = jax_programs(replace(config, scan_layers=True), batch, seq)
-    programs = {FORWARD: forward, FORWARD_BACKWARD: jax.value_and_grad(step)}
+    programs, arguments = jax_programs(replace(config, scan_layers=True), batch, seq)
     return {each: placed_flops(program, *arguments) for each, program in programs.items()}
 
 
 def xla_flops(config: ModelConfig, batch: int, seq: int) -> tuple[dict[str, int | None], tuple[str, ...]]:
     """XLA's own analysis of jaxcore's lowered program, its layers written out; deep ones from one layer and two."""
-    import jax
-
     from ..backends.jax.count import lowered_flops
 
     layers = config.num_layers
     depths = (layers,) if layers <= MOST_LOWERED else (1, 2)
-    found: dict[str, int | None] = {}
+    counts: dict[str, list[int | None]] = {}
     notes: dict[str, None] = {}
-    for each in (FORWARD, FORWARD_BACKWARD):
-        counts = []
-        for depth in depths:
-            shallow = replace(config, num_layers=depth, scan_layers=False)
-            forward, step, arguments = jax_programs(shallow, batch, seq)
-            cost = lowered_flops(forward if each == FORWARD else jax.value_and_grad(step), *arguments)
-            counts.append(cost.flops)
+    for depth in depths:
+        programs, arguments = jax_programs(replace(config, num_layers=depth, scan_layers=False), batch, seq)
+        for each, program in programs.items():
+            cost = lowered_flops(program, *arguments)
+            counts.setdefault(each, []).append(cost.flops)
             notes[f"XLA's count, made before it optimises, is shown and not compared: {cost.note}"] = None
-        one, *more = counts
-        if one is None or None in more:
-            found[each] = None
-        else:
-            found[each] = one + (layers - 1) * (more[0] - one) if more else one  # type: ignore[operator]
+    found = {each: extended(each_depth, layers) for each, each_depth in counts.items()}
     if len(depths) > 1:
         notes[f"XLA's count of {layers} layers is that of one, and {layers - 1} times what a second one adds"] = None
     return found, tuple(notes)
 
 
-def jax_programs(config: ModelConfig, batch: int, seq: int) -> tuple[Any, Any, tuple[Any, Any]]:
-    """(parameters, tokens) -> outputs, the same -> loss, and abstract arguments for both."""
+def extended(counts: Sequence[int | None], layers: int) -> int | None:
+    """The count of a whole model, of which all is counted or one layer and two; None where one of them is."""
+    if None in counts:
+        return None
+    one, two = counts[0], counts[-1]
+    assert one is not None
+    assert two is not None
+    return one + (layers - 1) * (two - one)
+
+
+def jax_programs(config: ModelConfig, batch: int, seq: int) -> tuple[dict[str, Any], tuple[Any, Any]]:
+    """(parameters, tokens) -> outputs, the same -> loss with its gradients, and abstract arguments for both."""
     import jax
     import jax.numpy as jnp
 
@@ -142,18 +140,16 @@ def jax_programs(config: ModelConfig, batch: int, seq: int) -> tuple[Any, Any, t
     def step(parameters: Any, tokens: Any) -> Any:
         return scalar(jaxcore, forward(parameters, tokens), tokens)
 
-    table = {name: parameter.shape for name, parameter in parameter_table(replace(config, num_layers=1)).items()}
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in table.items():
+    for name, parameter in parameter_table(config).items():
         first, _, rest = name.partition(".")
-        if first != "layers":
-            shapes[name] = shape
-        elif config.scan_layers:
-            shapes[f"layers.{rest.partition('.')[2]}"] = (config.num_layers, *shape)
+        if config.scan_layers and first == "layers":  # stacked, as `jaxcore.stack_layers` does with arrays
+            shapes[f"layers.{rest.partition('.')[2]}"] = (config.num_layers, *parameter.shape)
         else:
-            shapes |= {f"layers.{layer}.{rest.partition('.')[2]}": shape for layer in range(config.num_layers)}
+            shapes[name] = parameter.shape
     parameters = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    return forward, step, (parameters, jax.ShapeDtypeStruct((batch, seq), jnp.int32))
+    programs = {FORWARD: forward, FORWARD_BACKWARD: jax.value_and_grad(step)}
+    return programs, (parameters, jax.ShapeDtypeStruct((batch, seq), jnp.int32))
 
 
 def scalar(package: Any, outputs: Any, tokens: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..tables import STYLES, flops_table, flops_verdict
+from ..tables import STYLES, flops_table, flops_verdict, paragraph, print_parts
 from ..work import FORWARD, FORWARD_BACKWARD
 from .counts import Flops
 
@@ -25,31 +24,26 @@ UNIT = (
 
 def print_flops(console: Console, flops: Flops) -> None:
     """The counts, the classes, the layers, the rules of thumb; no line is longer than the console is wide."""
-    for part in _parts(flops, console.width):
-        console.print(part, highlight=False, markup=False)
+    print_parts(console, _parts(flops, console.width))
 
 
 def _parts(flops: Flops, width: int) -> Iterator[RenderableType]:
-    def paragraph(text: str, style: str = "") -> Text:
-        return Text(textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False), style=style)
-
     size = f"{flops.parameters:,} parameters, " if flops.parameters is not None else ""
-    yield paragraph(f"{flops.target}: {size}{flops.about}", "bold")
-    yield paragraph(UNIT, "dim")
+    yield paragraph(f"{flops.target}: {size}{flops.about}", width, "bold")
+    yield paragraph(UNIT, width, "dim")
     yield Text()
     yield flops_table(flops.work.flops)
     verdict = STYLES["PASS" if flops.equal else "ABSTAIN" if flops.equal is None else "FAIL"]
-    yield paragraph(_verdict(flops), verdict)
+    yield paragraph(_verdict(flops), width, verdict)
     if again := _again(flops):
-        yield paragraph(again)
+        yield paragraph(again, width)
     for note in flops.work.notes:
-        yield paragraph(note, "dim")
+        yield paragraph(note, width, "dim")
     if flops.classes:
         yield Text()
         yield _classes(flops)
-    for each, layers in flops.layers.items():
-        if layers and each == FORWARD_BACKWARD:
-            yield paragraph(_layers(flops.layers[FORWARD], layers), "dim")
+    if layers := flops.layers.get(FORWARD_BACKWARD):
+        yield paragraph(_layers(flops.layers[FORWARD], layers), width, "dim")
     if flops.laws:
         yield Text()
         yield _laws(flops)

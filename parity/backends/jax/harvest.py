@@ -17,7 +17,7 @@ from ...capture import Capture, Names, Point, check_fed, refuse_unknown
 from ...errors import ParityUsageError
 from .compiling import compiler_options
 from .lifting import bind, subprograms
-from .marks import PREFIX, Mark, Marks, label_name, marking, model_kinds
+from .marks import PREFIX, Mark, Marks, label_name, traced
 
 #: index of a mark -> what is computed there, one leading axis per enclosing scan
 Found = dict[int, jax.Array]
@@ -50,14 +50,7 @@ class Spec:
 
 def harvest(function: Callable[..., Any], *args: Any) -> Harvest:
     """Trace `function(*args)` under marking, whatever of it was traced before; twice if it imports its modules."""
-    for _ in range(2):
-        with marking() as marks:
-            closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        late = model_kinds() - marks.kinds
-        if not late:
-            break
-    for kind in late:
-        marks.unseen.setdefault(f"{kind.__qualname__}: a class that the function itself defines; define it outside")
+    (closed, shape), marks = traced(lambda: jax.make_jaxpr(function, return_shape=True)(*args))
     return Harvest(closed, jax.tree.structure(shape), marks)
 
 

@@ -6,9 +6,9 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -18,6 +18,8 @@ from ...capture import ROOT, call_label, map_arrays
 from ...einops_calls import Call, hearing_einops
 from ...islands import caller, definition
 from ...taps import hearing_taps
+
+Traced = TypeVar("Traced")
 
 #: what the name of a marked equation starts with; the mark's index follows
 PREFIX = "parity:"
@@ -48,8 +50,7 @@ class Marks:
         self._paths: dict[int, str] = {}
         self._known: list[Any] = []  # kept alive, so that no id is used again
         self._running: list[_Call] = []
-        self.scopes: set[str] = set()
-        self.scoped = False
+        self.scopes: set[str] = set()  # paths of the modules that ran, in the name stack of their equations
 
     def naming(self, module: Any, prefix: str = "") -> None:
         """Learn the names of a module tree (flax.nnx, equinox): for a function that calls parts of it by themselves.
@@ -88,17 +89,11 @@ class Marks:
             path = self._running[-1].child(module) if self._running else type(module).__name__
         self._running.append(_Call(module, path, is_call))
         try:
-            with self._scope(path):
+            self.scopes.add(path)
+            with jax.named_scope(path) if path else nullcontext():
                 yield path
         finally:
             self._running.pop()
-
-    def _scope(self, path: str) -> AbstractContextManager[Any]:
-        """Names the equations of a module, where that is asked for."""
-        if not self.scoped or not path:
-            return nullcontext()
-        self.scopes.add(path)
-        return jax.named_scope(path)
 
     def is_super_call(self, module: Any) -> bool:
         """Whether the module that runs calls its parent class."""
@@ -154,14 +149,17 @@ def marking() -> Iterator[Marks]:
         yield marks
 
 
-@contextmanager
-def scoping(marks: Marks) -> Iterator[None]:
-    """While it lasts every equation carries the path of its module in its name stack; `marks.scopes` are those met."""
-    marks.scoped = True
-    try:
-        yield
-    finally:
-        marks.scoped = False
+def traced(trace: Callable[[], Traced]) -> tuple[Traced, Marks]:
+    """What `trace()` gives under marking, and its marks; once more if it has imported the modules that it runs."""
+    for _ in range(2):
+        with marking() as marks:
+            found = trace()
+        late = model_kinds() - marks.kinds
+        if not late:
+            break
+    for kind in late:
+        marks.unseen.setdefault(f"{kind.__qualname__}: a class that the function itself defines; define it outside")
+    return found, marks
 
 
 @dataclass

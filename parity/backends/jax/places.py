@@ -10,7 +10,7 @@ import jax
 from jax.extend.core import Jaxpr
 
 from .count import RULES, Rule, jaxpr_flops, live, repeats, subjaxprs
-from .marks import marking, model_kinds, scoping
+from .marks import traced
 
 #: Where a matmul stands that no module wrote.
 OUTSIDE = ""
@@ -25,14 +25,9 @@ def placed_flops(function: Callable[..., Any], *args: Any, rules: Mapping[str, R
     Raises:
         ValueError: as `traced_flops`.
     """
-    for _ in range(2):  # once more if the function has imported its modules
-        with marking() as marks, scoping(marks):
-            program = live(jax.make_jaxpr(function)(*args).jaxpr)
-            known = set(marks.scopes)
-        if not model_kinds() - marks.kinds:
-            break
+    program, marks = traced(lambda: live(jax.make_jaxpr(function)(*args).jaxpr))
     found: Counter[str] = Counter()
-    _walk(program, {**RULES, **(rules or {})}, known, OUTSIDE, 1, found)
+    _walk(program, {**RULES, **(rules or {})}, marks.scopes - {OUTSIDE}, OUTSIDE, 1, found)
     return dict(found)
 
 

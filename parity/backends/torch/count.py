@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -48,10 +48,17 @@ def counted_flops(function: Callable[..., Any], *args: Any) -> int:
     """
     moved = tree_map(to_meta, args)
     counter = FlopCounterMode(display=False, custom_mapping=CONVOLUTIONS)
-    # the outer mode sees what the counter has left undecomposed, the inner one what the counter would take apart
-    with uncompiled(), RefuseUncounted(), counter, RefuseHigherOrder():
+    with counting(counter):
         function(*moved)
     return counter.get_total_flops()
+
+
+@contextmanager
+def counting(counter: FlopCounterMode) -> Iterator[None]:
+    """While it lasts the counter counts, and what it would take for zero, or miscount, is refused."""
+    # the outer mode sees what the counter has left undecomposed, the inner one what the counter would take apart
+    with uncompiled(), RefuseUncounted(), counter, RefuseHigherOrder():
+        yield
 
 
 def to_meta(value: Any) -> Any:

@@ -17,7 +17,7 @@ from parity.runs import Arrays
 from parity.trees import Form, leaves
 from parity.work import Placed
 
-from .count import CONVOLUTIONS, RefuseHigherOrder, RefuseUncounted, to_meta, uncompiled
+from .count import CONVOLUTIONS, counting, to_meta
 from .patterns import Patterns
 from .places import Places, Tally
 from .versions import from_numpy
@@ -37,10 +37,7 @@ def placed_flops(function: Callable[..., Any], *args: Any, patterns: bool = Fals
     counter = _Counter(places)
     methods = {"torch": counter.tally}
     with ExitStack() as stack:
-        stack.enter_context(uncompiled())
-        # the outer mode sees what the counter has left undecomposed, the inner one what the counter would take apart
-        for mode in (RefuseUncounted(), counter, RefuseHigherOrder()):
-            stack.enter_context(mode)
+        stack.enter_context(counting(counter))
         if patterns:
             places.listening = heard = Patterns(places)
             methods["einops"] = heard.tally
