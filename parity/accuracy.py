@@ -11,9 +11,10 @@ import numpy as np
 
 from .bounds import Bound, optimizer_floor, path_floor
 from .compare import errors_by_name, keep_largest, relative
-from .judge import Batches, Errors
+from .judge import Errors
 from .kinds import all_same_bits, kinds_of, step_kinds
 from .result import Row
+from .rows import Batches
 from .runners import Runner
 from .runs import Arrays, Path, running
 from .sides import perturbed, rounded
@@ -39,7 +40,7 @@ def working_precision(stages: Stages, precision: str) -> list[Row]:
     if stages.optimizes:
         stages.progress(f"{precision}: optimizer steps")
         rows += _step_accuracy(stages, weights, precision)
-        rows += _stream_accuracy(stages, precision)
+        rows += stream_accuracy(stages, precision)
     if all(map(is_narrow, later)):
         stages.path, stages.trained = None, None
     if is_narrow(precision):
@@ -110,7 +111,7 @@ def _step_accuracy(stages: Stages, weights: Arrays, precision: str) -> list[Row]
     return rows
 
 
-def _stream_accuracy(stages: Stages, precision: str) -> list[Row]:
+def stream_accuracy(stages: Stages, precision: str) -> list[Row]:
     """The optimizers alone."""
     start, *_ = stream_path(stages.options.seed, stages.shapes).points
     path = Path([rounded(start, precision)] * STREAM_STEPS)

@@ -201,6 +201,30 @@ def own_bound(rounded: float, errors: int, floor: Bound, response: float) -> Bou
     )
 
 
+def twin_bound(rounded: float, errors: int, floor: Bound, moved: float) -> Bound:
+    """For the relative distance of the two sides where neither can be run in float64.
+
+    Each side is as good as an exact computation of numbers a few units in the last place away, as in `own_bound`, and
+    what one unit does is seen in the reference itself: it is run again on such numbers.
+
+    Args:
+        rounded: relative root mean square error of rounding a result once.
+        errors: how many independent errors there are: few may be far apart by chance.
+        floor: what is never too much.
+        moved: the largest relative root mean square change of the reference's result among its twins.
+    """
+    slack = max(OWN_SLACK, chance(errors))
+    value = slack * (rounded + moved)
+    if value < floor.value:
+        return floor
+    why = "convention" if slack == OWN_SLACK else f"chance over {errors} errors"
+    return Bound(
+        value,
+        f"{slack:.3g} ({why}) x (one rounding + {moved:.2g}, by which the reference moves when weights and inputs are "
+        "one unit in the last place off)",
+    )
+
+
 def scale_bound(apart: Sequence[float], errors: Sequence[float], rounded: float, count: int) -> Bound:
     """For the mean difference of the shares by which the two sides are too large, over batches drawn independently.
 

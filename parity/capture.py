@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from .errors import ParityUsageError
-from .fingerprints import Fingerprint, fingerprint
+from .fingerprints import Fingerprint, distances, fingerprint
 from .trees import rebuilt
 
 #: what the outermost module is called
 ROOT = "model"
+#: the source of a point that is what a module is given
+GIVEN = "input"
+#: between fingerprints of the same numbers that were computed, or are added up, in another order
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,10 +28,11 @@ class Point:
     """One place in a run and what passed there.
 
     Args:
-        name: the module's path ("h.1.ln_2"), the path and the call ("h.1.attn/rearrange 'b t d -> b d t'"), or the
-            tap's own name; repeated names end in "#2", an iteration of a scan stands after the path ("h.ln_2[1]"), the
-            place within an output of several arrays after a colon ("h.0.attn:0").
-        source: "module", "einops" or "tap".
+        name: the module's path ("h.1.ln_2"), with ":in" for what it is given where that is no point already, the path
+            and the call ("h.1.attn/rearrange 'b t d -> b d t'"), or the tap's own name; repeated names end in "#2" (an
+            input in the number of the call), an iteration of a scan stands after the path ("h.ln_2[1]"), the place
+            within an output of several arrays after a colon ("h.0.attn:0").
+        source: "module", "input", "einops" or "tap".
         where: file and line of the model's own code that asked for it, "" where none is known.
         value: what was computed there, before anything was fed in; None where it could not be kept.
         gradient: of the loss in what the run went on with; None for whole numbers and where none was taken.
@@ -50,10 +56,14 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """The points of one run in data order, and a line for each thing that could not be seen and why."""
+    """The points of one run in data order, and a line for each thing that could not be seen and why.
+
+    `uncompiled`: what is compiled (torch.compile) was seen as it runs uncompiled.
+    """
 
     points: tuple[Point, ...]
     unseen: tuple[str, ...] = ()
+    uncompiled: bool = False
 
     def __getitem__(self, name: str) -> Point:
         """The point of that name.
@@ -67,6 +77,24 @@ class Capture:
     def names(self) -> Collection[str]:
         """Of all points."""
         return self._by_name.keys()
+
+    def distinct(self, batch: Sequence[np.ndarray] = ()) -> Capture:
+        """Without inputs of modules that hold the numbers of a point before them, or of what the model was given.
+
+        Behind a transformation (remat, scan) such a one is another object, and is not recognised while it runs.
+        """
+        known = [fingerprint(array) for array in batch] + [point.fingerprint for point in self.points]
+        asked = {k: point.fingerprint for k, point in enumerate(self.points, len(batch)) if point.source == GIVEN}
+        if not asked:
+            return self
+        near = distances([*asked.values()], known) <= ROUNDING
+        again = {
+            k
+            for k, row in zip(asked, near, strict=True)
+            if any(row[other] and known[other].numel == known[k].numel for other in range(k))
+        }
+        kept = tuple(point for k, point in enumerate(self.points, len(batch)) if k not in again)
+        return replace(self, points=kept)
 
     @cached_property
     def _by_name(self) -> dict[str, Point]:
@@ -82,12 +110,27 @@ class Names:
     def unique(self, name: str) -> str:
         """The name, numbered if it was given before."""
         self._seen[name] += 1
-        return name if self._seen[name] == 1 else f"{name}#{self._seen[name]}"
+        return numbered(name, self._seen[name])
+
+
+def numbered(name: str, number: int) -> str:
+    """A name as it is given for the first time, or for another one."""
+    return name if number == 1 else f"{name}#{number}"
 
 
 def call_label(path: str, kind: str, pattern: str) -> str:
     """What follows the path in the name of an einops call."""
     return f"{'/' if path else ''}{kind} '{pattern}'"
+
+
+def input_label(slot: int | str) -> str:
+    """What follows the path in the name of an input, by its position or keyword; the first one is the input."""
+    return ":in" if slot == 0 else f":in.{slot}"
+
+
+def owner(name: str) -> str:
+    """The module whose point that is: for an input the one that is given it, whose caller has computed it."""
+    return re.sub(r":in(\.[^#]*)?(#\d+)?$", "", name)
 
 
 def map_arrays(output: Any, visit: Callable[[str, Any], Any], opaque: tuple[type, ...] = ()) -> Any:

@@ -74,7 +74,15 @@ def _only(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 def non_finite(array: np.ndarray) -> int:
     """Number of elements that are NaN or infinite."""
-    return sum(block.size - int(np.count_nonzero(np.isfinite(block))) for (block,) in _blocks(array))
+    return sum(map(_non_finite, (block for (block,) in _blocks(array))))
+
+
+def _non_finite(block: np.ndarray) -> int:
+    if block.dtype in (np.float32, np.float64):
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(np.add.reduce(block)):  # a sum keeps what is not finite, and is the quicker of the two
+                return 0
+    return block.size - int(np.count_nonzero(np.isfinite(block)))
 
 
 def not_a_number(array: np.ndarray) -> int:

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .bounds import LESS_ACCURATE
+from .capture import owner
 from .compare import errors_by_name, keep_largest
 from .findings import BORN, Finding, Unmatched
 from .islands import Island
-from .judge import label_of
 from .kinds import kinds_of
 from .result import Row
+from .rows import label_of
 from .runs import Arrays, Run
 from .sides import Sides
 
@@ -82,4 +83,4 @@ def _judged(row: Row, moved: float) -> Row:
 
 
 def _words(name: str) -> list[str]:
-    return [part for part in re.split(r"[./:]", name) if part and not part.isdigit()]
+    return [part for part in re.split(r"[./:]", owner(name)) if part and not part.isdigit()]

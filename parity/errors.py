@@ -13,6 +13,18 @@ class ParityUsageError(ValueError):
     """The caller's mistake, in one line: `<what>: <rule>, got <value>; <what to do>`."""
 
 
+class NotRunError(ParityUsageError):
+    """A side raises when it is run at a precision: `label` is its name, `said` its error in one line."""
+
+    def __init__(self, message: str, label: str, said: str):
+        super().__init__(message)
+        self.label, self.said = label, said
+
+
+class NoFloat64Error(NotRunError):
+    """A side cannot be run in float64; perhaps in nothing, perhaps in nothing else than float32."""
+
+
 class ParityError(AssertionError):
     """The two sides disagree; the message is the report."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .compare import same_bits
-from .judge import Batches
+from .rows import Batches
 from .runs import Run, Trained
 
 

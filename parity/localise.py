@@ -14,36 +14,56 @@ from functools import cache, partial
 
 import numpy as np
 
-from .bounds import Bound, float64_bound, zero_bound
+from .bounds import Bound
 from .capture import ROOT, Capture, Point
-from .compare import different, distance, error_of, independent_errors, misplaced, relative, rms
+from .compare import relative
 from .errors import ParityUsageError
 from .findings import BORN, INHERITED, UNKNOWN, Finding, Unmatched
+from .formats import FORMATS
 from .layouts import Layout, layouts
-from .pairing import PointPair, moderate, pair_points, site
+from .pairing import PointPair, pair_points, site
 from .result import Row
 from .runs import Arrays, is_float
 from .sides import Sides
+from .yardsticks import Measure, Yardstick, apart
 
-Measure = Callable[[np.ndarray, np.ndarray], float]
+#: `Yardstick.rule`.
+Rule = Callable[[str, str, np.ndarray], tuple[Measure, Bound]]
 #: What a captured run returned, and what was seen inside.
 Seen = tuple[Arrays, Capture]
+
+#: Places that the reason of a verdict names.
+MOST_BORN = 3
 
 #: How many times as far apart values may be in a plainer layout: those of two functions are, in any layout, alike.
 ABOUT_AS_NEAR = 2
 
-#: What capturing may move an output by: XLA fuses otherwise where more of its results are asked for.
-MOVED = 2.0**-44
+#: What capturing may move an output by, in roundings: XLA fuses otherwise where more of its results are asked for.
+MOVED = 2**9
+
+#: Between fingerprints, and values relative to the largest, of points that are the same: in float64 and in float32.
+SAME = {"float64": 1e-9, "float32": 2.0**-12}
 
 
 @dataclass(frozen=True)
 class Localised:
-    """Rows for all pairs of points, findings for those that differ, and what was left out."""
+    """Rows for all pairs of points, findings for those that differ, and what was left out.
+
+    `moved` has a line for each output that is another one where the side is looked into.
+    """
 
     rows: tuple[Row, ...] = ()
     findings: tuple[Finding, ...] = ()
     unmatched: tuple[Unmatched, ...] = ()
     unseen: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
+
+    @property
+    def begins(self) -> str:
+        """What the reason of a verdict adds: the points where something is born, the first few of them."""
+        born = [finding.name for finding in self.findings if finding.birth == BORN]
+        more = f" and {len(born) - MOST_BORN} more" if len(born) > MOST_BORN else ""
+        return f"; it begins at {' and at '.join(born[:MOST_BORN])}{more}" if born else ""
 
 
 def localise(
@@ -51,35 +71,39 @@ def localise(
     weights: Arrays,
     batch: Arrays,
     points: Mapping[str, str],
-    sums: float,
+    yardstick: Callable[[], Yardstick],
     bare: Sequence[Arrays],
     known: Sequence[Seen] = (),
     backward: bool = True,
+    precision: str = "float64",
 ) -> Localised:
-    """Where the two sides come apart, on one batch in float64.
+    """Where the two sides come apart, on one batch.
 
     Args:
         sides: ready to run; as they stand, or widened.
-        weights: the reference's.
-        batch: one.
+        weights: the reference's, in numbers of the precision.
+        batch: one, in numbers of the precision.
         points: pairs of points that the caller gives, reference to candidate.
-        sums: `summation_factor`.
-        bare: the outputs of each side's float64 run of this batch, in which nothing was captured.
+        yardstick: makes that of this batch, once both sides were captured.
+        bare: the outputs of each side's run of this batch, in which nothing was captured.
         known: what `captured` gives for these sides and this batch; empty: it is asked.
         backward: whether the outputs agree, so that where all values do a gradient may be where it begins.
+        precision: float64, or float32 where there is none.
 
     Raises:
         ParityUsageError: `points` names one that is not there; a side cannot be captured.
     """
-    seen, notes = [], []
+    seen, moved, notes = [], [], []
     for label, alone, (outputs, capture) in zip(
-        sides.labels, bare, known or captured(sides, weights, batch), strict=True
+        sides.labels, bare, known or captured(sides, weights, batch, precision), strict=True
     ):
-        notes += _moved(label, outputs, alone)
+        moved += _moved(label, outputs, alone, capture.uncompiled, precision)
         seen.append(capture)
+        if capture.uncompiled:
+            notes.append(f"{label}: compiled; its points are those of the uncompiled run")
     notes += _blind(sides.labels, seen)
-    _, coarse = sides.capture(sides.reference, weights, batch, "float32")
-    pairing = pair_points(seen[0], seen[1], points)
+    rule = yardstick().rule
+    pairing = pair_points(seen[0], seen[1], points, SAME[precision])
     pairs = pairing.pairs
     chosen = chosen_layouts(pairs)
 
@@ -87,18 +111,18 @@ def localise(
     def local() -> Capture:
         """The candidate on the reference's values: run only where something differs, for nothing else is told by it."""
         try:
-            return sides.capture(sides.candidate, weights, batch, "float64", **_fed(chosen))[1]
+            return sides.capture(sides.candidate, weights, batch, precision, **_fed(chosen))[1]
         except ParityUsageError as error:
             notes.append(f"the candidate could not be run on the reference's values: {error}")
             return Capture(())
 
-    judged = [_value_finding(pair, chosen.get(pair), coarse, local, sums) for pair in pairs]
+    judged = [_value_finding(pair, chosen.get(pair), rule, local) for pair in pairs]
     if backward and all(finding.agrees for finding in judged):
-        judged += _gradient_findings(pairs, chosen, coarse, local, sums)
-    rows = [_row(finding, pair, sides.labels) for finding, pair in judged_pairs(judged, pairs)]
+        judged += _gradient_findings(pairs, chosen, rule, local)
+    rows = [_row(finding, pair, sides.labels, precision) for finding, pair in judged_pairs(judged, pairs)]
     findings = tuple(finding for finding in judged if not finding.agrees)
     unseen = [f"{label}: {line}" for label, each in zip(sides.labels, seen, strict=True) for line in each.unseen]
-    return Localised(tuple(rows), findings, pairing.unmatched, (*notes, *unseen))
+    return Localised(tuple(rows), findings, pairing.unmatched, (*moved, *notes, *unseen), tuple(moved))
 
 
 def _fed(chosen: Mapping[PointPair, Layout]) -> dict[str, dict[str, np.ndarray]]:
@@ -118,9 +142,10 @@ def real_gradient(point: Point) -> np.ndarray | None:
     return point.gradient if point.gradient is not None and is_float(point.gradient) else None
 
 
-def captured(sides: Sides, weights: Arrays, batch: Arrays) -> list[Seen]:
-    """A float64 run of one batch on each side, seen inside."""
-    return [sides.capture(runner, weights, batch, "float64") for runner in (sides.reference, sides.candidate)]
+def captured(sides: Sides, weights: Arrays, batch: Arrays, precision: str = "float64") -> list[Seen]:
+    """A run of one batch on each side, seen inside."""
+    seen = [sides.capture(runner, weights, batch, precision) for runner in (sides.reference, sides.candidate)]
+    return [(outputs, capture.distinct([*batch.values()])) for outputs, capture in seen]
 
 
 def _blind(labels: Sequence[str], seen: Sequence[Capture]) -> list[str]:
@@ -130,13 +155,14 @@ def _blind(labels: Sequence[str], seen: Sequence[Capture]) -> list[str]:
     return [f"{label}: {advice}" for label, names in zip(labels, within, strict=True) if not names]
 
 
-def _moved(label: str, seen: Arrays, bare: Arrays) -> list[str]:
-    """A line for each output that capturing changed."""
+def _moved(label: str, seen: Arrays, bare: Arrays, uncompiled: bool, precision: str) -> list[str]:
+    """A line for each output that capturing changed, or compiling."""
     lines = []
     for name, value in seen.items():
         gap = relative([value], [bare[name]]) if is_float(value) else float((value != bare[name]).any())
-        if gap > MOVED:
-            lines.append(f"capturing moved {label}'s {name} by {gap:.2g}: its points are not those of a bare run")
+        if gap > MOVED * FORMATS[precision].unit_roundoff:
+            how = f"compiling changes {label}'s {name}" if uncompiled else f"capturing moved {label}'s {name}"
+            lines.append(f"{how} by {gap:.2g}: its points are not those of a bare run")
     return lines
 
 
@@ -160,10 +186,10 @@ def chosen_layouts(pairs: Sequence[PointPair]) -> dict[PointPair, Layout]:
         possible = [*own, *layouts(value.shape, other.shape)]
         usual = max((orders[each.kind] for each in possible), default=0)
         if not own and not usual and value.shape != other.shape and possible:
-            apart = {each: _apart(other, each.there(value)) for each in possible}
-            nearest = min(apart.values())
+            far = {each: apart(other, each.there(value)) for each in possible}
+            nearest = min(far.values())
             # numbers that have nothing to do with each other are nearest by chance
-            near = [each for each in possible if not apart[each] > ABOUT_AS_NEAR * nearest]
+            near = [each for each in possible if not far[each] > ABOUT_AS_NEAR * nearest]
             chosen[pair] = min(near or possible, key=lambda each: each.complexity)
         elif possible:
             chosen[pair] = min(possible, key=lambda each: (-own[each], -orders[each.kind], str(each) != "same"))
@@ -175,32 +201,26 @@ def _place(pair: PointPair) -> tuple[object, ...]:
     return site(pair.reference.name).place, pair.reference.value.shape, pair.candidate.value.shape
 
 
-def _value_finding(
-    pair: PointPair, layout: Layout | None, coarse: Capture, local: Callable[[], Capture], sums: float
-) -> Finding:
+def _value_finding(pair: PointPair, layout: Layout | None, rule: Rule, local: Callable[[], Capture]) -> Finding:
     """How far the values of one pair are apart, by themselves and on the reference's values."""
-    name, exact = pair.reference.name, pair.reference.value
-    low = coarse[name].value if name in coarse.names else None
     nearby = partial(_value_at, pair.candidate.name, local)
-    return _finding(pair, "value", layout, exact, low, pair.candidate.value, nearby, sums)
+    return _finding(pair, "value", layout, pair.reference.value, rule, pair.candidate.value, nearby)
 
 
 def _gradient_findings(
     pairs: Sequence[PointPair],
     chosen: Mapping[PointPair, Layout],
-    coarse: Capture,
+    rule: Rule,
     local: Callable[[], Capture],
-    sums: float,
 ) -> list[Finding]:
     """The gradients at points whose values agree, as the backward pass comes to them: the last point first."""
     findings: list[Finding] = []
     for pair in reversed(pairs):
-        name, exact, mine = pair.reference.name, pair.reference.gradient, pair.candidate.gradient
+        exact, mine = pair.reference.gradient, pair.candidate.gradient
         if exact is None or mine is None or pair not in chosen:
             continue
-        low = coarse[name].gradient if name in coarse.names else None
         nearby = partial(_gradient_at, pair.candidate.name, local)
-        findings.append(_finding(pair, "gradient", chosen[pair], exact, low, mine, nearby, sums))
+        findings.append(_finding(pair, "gradient", chosen[pair], exact, rule, mine, nearby))
     return findings
 
 
@@ -217,60 +237,24 @@ def _finding(
     what: str,
     layout: Layout | None,
     exact: np.ndarray,
-    low: np.ndarray | None,
+    rule: Rule,
     mine: np.ndarray,
     nearby: Callable[[], np.ndarray | None],
-    sums: float,
 ) -> Finding:
     """One pair's arrays judged: the candidate's own, and where it differs the one from the reference's numbers.
 
     `nearby()` is the latter, computed from the reference's numbers at all other points.
     """
-    measure, bound = _rule(exact, low, sums)
+    measure, bound = rule(pair.reference.name, what, exact)
 
-    def apart(other: np.ndarray | None) -> float:
+    def gap(other: np.ndarray | None) -> float:
         return float("nan") if other is None or layout is None else measure(other, layout.there(exact))
 
-    measured = apart(mine)
-    local = float("nan") if measured <= bound.value else apart(nearby())
+    measured = gap(mine)
+    local = float("nan") if measured <= bound.value else gap(nearby())
     birth = UNKNOWN if np.isnan(local) else (INHERITED if local <= bound.value else BORN)
     where = pair.reference.where, pair.candidate.where
     return Finding(pair.reference.name, pair.candidate.name, what, where, birth, measured, bound.value, local)
-
-
-def _rule(exact: np.ndarray, low: np.ndarray | None, sums: float) -> tuple[Measure, Bound]:
-    """How one point is measured, and the bound from the reference's own float32 run.
-
-    Whole numbers and truth values are equal or not. What is zero in theory is noise, in another order on every side: it
-    has to be that small on both.
-    """
-    if exact.dtype.kind in "biu":
-        return different, Bound(0.0, "no float: every element equal")
-    if low is None:
-        return _apart, float64_bound(0.0, 1, sums)
-    fine, rough = _real(exact), _real(low)
-    noise = distance(rough, fine)
-    zero = zero_bound(noise)
-    if noise and rms(fine) <= zero.value:
-        return _sizes, zero
-    return _apart, float64_bound(relative([rough], [fine]), independent_errors([rough], [fine]), sums)
-
-
-def _apart(value: np.ndarray, exact: np.ndarray) -> float:
-    """As `relative`; what is huge is a mask's, and has to be huge on both sides."""
-    return error_of([_real(value)], [_real(exact)])
-
-
-def _sizes(value: np.ndarray, exact: np.ndarray) -> float:
-    """The larger of the two; infinite where one of them is huge and the other is not."""
-    value, exact = _real(value), _real(exact)
-    return np.inf if misplaced(value, exact) else max(rms(value), rms(exact))
-
-
-def _real(array: np.ndarray) -> np.ndarray:
-    """The array in float64, NaN for what is huge; a complex number is two."""
-    array = np.ascontiguousarray(moderate(array))
-    return array.view(np.float64) if array.dtype.kind == "c" else array
 
 
 def judged_pairs(findings: Sequence[Finding], pairs: Sequence[PointPair]) -> Iterator[tuple[Finding, PointPair]]:
@@ -280,7 +264,7 @@ def judged_pairs(findings: Sequence[Finding], pairs: Sequence[PointPair]) -> Ite
         yield finding, by_name[finding.reference]
 
 
-def _row(finding: Finding, pair: PointPair, labels: tuple[str, str]) -> Row:
+def _row(finding: Finding, pair: PointPair, labels: tuple[str, str], precision: str) -> Row:
     said = "agrees"
     if not finding.agrees:
         said = finding.birth
@@ -293,7 +277,7 @@ def _row(finding: Finding, pair: PointPair, labels: tuple[str, str]) -> Row:
         side_names=labels,
         shape=pair.candidate.shape,
         dtype=pair.candidate.dtype,
-        stage="float64",
+        stage=precision,
         measured=finding.measured,
         bound=finding.bound,
         derivation=f"{said}; paired by {pair.how}",

@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,11 @@ from .runs import Arrays
 Key = tuple[int, int]
 Block = tuple[str, Cut | None]
 Group = int | Key
+Equal = Callable[[np.ndarray, np.ndarray], bool]
+
+#: Between the rounding of float64 in a gradient and the gap between gradients that have nothing to do with each other;
+#: in float32 half of its digits.
+CLOSE, CLOSE_IN_FLOAT32 = 1e-6, 2.0**-12
 
 #: Into how many parts a packed tensor is cut: keys and values; queries, keys and values; the gates of an LSTM.
 PARTS = (2, 3, 4)
@@ -38,11 +44,14 @@ class Matched:
     link: Blocks
     open: tuple[tuple[Move, ...], ...] = ()
 
-    def settled(self, reference: Arrays, candidate: Arrays) -> Matched:
-        """The same with its open groups told apart by gradients, which are given under each side's own names."""
+    def settled(self, reference: Arrays, candidate: Arrays, close: float) -> Matched:
+        """The same with its open groups told apart by gradients, which are given under each side's own names.
+
+        Gradients are equal that are `close`, relative to their largest element.
+        """
         kept = [move for move in self.link.moves if not any(move in group for group in self.open)]
         for group in self.open:
-            kept += _settled(group, reference, candidate)
+            kept += _settled(group, reference, candidate, partial(_close, close=close))
         return Matched(replace(self.link, moves=tuple(kept)))
 
 
@@ -263,14 +272,14 @@ def _role(move: Move) -> tuple[str, str, int]:
     return move.source.rpartition(".")[2], move.target.rpartition(".")[2], len(move.layout.origin)
 
 
-def _settled(group: Sequence[Move], reference: Arrays, candidate: Arrays) -> list[Move]:
+def _settled(group: Sequence[Move], reference: Arrays, candidate: Arrays, equal: Equal) -> list[Move]:
     """The moves of a group with the partners and layouts that their gradients show."""
     mine = {(move.source, move.source_cut): part(reference[move.source], move.source_cut) for move in group}
     theirs = {(move.target, move.target_cut): part(candidate[move.target], move.target_cut) for move in group}
     ordered = [{block: np.sort(array, axis=None) for block, array in side.items()} for side in (mine, theirs)]
 
     def cost(source: Block, target: Block) -> float:
-        return 2 * (not _close(ordered[0][source], ordered[1][target])) - alike(source[0], target[0])
+        return 2 * (not equal(ordered[0][source], ordered[1][target])) - alike(source[0], target[0])
 
     settled = []
     for source, target in _assigned(list(mine), list(theirs), cost):
@@ -278,22 +287,18 @@ def _settled(group: Sequence[Move], reference: Arrays, candidate: Arrays) -> lis
         guess = next(layouts(a.shape, b.shape))
         for move in group:  # the layout that was thought likely, where gradients say nothing
             guess = move.layout if (move.layout.origin, move.layout.merged) == (a.shape, b.shape) else guess
-        layout = next(find_layouts(a, b, _close), guess)
+        layout = next(find_layouts(a, b, equal), guess)
         settled.append(Move(source[0], target[0], layout, source[1], target[1]))
     return settled
-
-
-#: Between the rounding of float64 in a gradient and the gap between gradients that have nothing to do with each other.
-CLOSE = 1e-6
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.array_equal(a, b, equal_nan=True))
 
 
-def _close(a: np.ndarray, b: np.ndarray) -> bool:
+def _close(a: np.ndarray, b: np.ndarray, close: float) -> bool:
     scale = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
-    return bool(np.abs(a - b).max(initial=0.0) <= CLOSE * scale)
+    return bool(np.abs(a - b).max(initial=0.0) <= close * scale)
 
 
 def _constant(array: np.ndarray) -> bool:

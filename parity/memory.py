@@ -35,9 +35,8 @@ def shelved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     kept = dict(arrays)
     if sum(array.nbytes for array in kept.values()) < LARGE:
         return kept
-    with suppress(OSError), tempfile.TemporaryFile(prefix="parity-") as file:
+    with suppress(OSError), tempfile.TemporaryFile(prefix="parity-", buffering=0) as file:
         starts = {name: _write(file, array) for name, array in kept.items() if array.nbytes}
-        file.flush()
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         _mapped.add(mapped)
         for name, start in starts.items():
@@ -66,8 +65,10 @@ def return_freed_memory() -> None:
 
 
 def _write(file: IO[bytes], array: np.ndarray) -> int:
-    """Appends an array; where it begins."""
+    """Appends an array to a file without a buffer, which would cost several times as much; where it begins."""
     start = -(-file.tell() // ALIGNED) * ALIGNED
     file.seek(start)
-    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    left = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    while left:  # the system writes 2 GB at once, and less where it is interrupted
+        left = left[file.write(left) :]
     return start

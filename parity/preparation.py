@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .conversions import Converted, converted
-from .errors import ANYTHING, ParityUsageError, first_line
+from .errors import ANYTHING, NoFloat64Error, ParityUsageError, first_line
 from .fields import refuse_misfits
 from .links import Blocks, Mapped
-from .matching import Matched, known_numbers, match_names, match_values
+from .matching import CLOSE, CLOSE_IN_FLOAT32, Matched, known_numbers, match_names, match_values
 from .options import Options
 from .pair import Pair
 from .result import Row
 from .runners import Linked
 from .runs import Arrays, named_arrays
 from .sides import Sides, rounded
-from .trees import Form
+from .trees import Form, children, leaves
 from .weights.weight_map import WeightMap
 
 #: The line of the report for parameters that only one side has.
@@ -135,6 +135,10 @@ def draw_batches(pair: Pair, generator: np.random.Generator, count: int) -> tupl
         if not isinstance(batch, tuple | list | Mapping):
             found = type(batch).__name__
             raise ParityUsageError(f"inputs: a tuple or dict of arrays, got {found}; write (array,) or {{'x': array}}")
+        for name, value in children(batch) or ():
+            numbers = [leaf for _, leaf in leaves(value)] if isinstance(value, list) else []
+            if numbers and all(isinstance(number, int | float) for number in numbers):
+                raise ParityUsageError(f"inputs: arrays, got a list of numbers for {name!r}; write np.asarray(...)")
     forms = [Form(tuple(batch) if isinstance(batch, list) else batch) for batch in batches]
     arrays = [named_arrays("inputs", form.arrays()) for form in forms]
     for each in arrays:
@@ -167,11 +171,18 @@ def _loaded(prepared: Prepared) -> Prepared:
 def _settled(prepared: Prepared, matched: Matched, reference: Arrays) -> Matched:
     sides, batches = prepared.sides, prepared.batches[:1]
     weights = rounded(reference, "float32")
-    (mine,), (theirs,) = (
-        Sides(runner, runner).reference_run(each, batches, "float64")
-        for runner, each in ((sides.reference, weights), (sides.candidate, matched.link.forward(weights)))
-    )
-    return matched.settled(mine.gradients, theirs.gradients)
+
+    def gradients(precision: str) -> tuple[Arrays, Arrays]:
+        (mine,), (theirs,) = (
+            Sides(runner, runner).reference_run(each, batches, precision)
+            for runner, each in ((sides.reference, weights), (sides.candidate, matched.link.forward(weights)))
+        )
+        return mine.gradients, theirs.gradients
+
+    try:
+        return matched.settled(*gradients("float64"), CLOSE)
+    except NoFloat64Error:
+        return matched.settled(*gradients("float32"), CLOSE_IN_FLOAT32)
 
 
 def _linked(prepared: Prepared, link: Blocks | Converted | Mapped, reference: Arrays) -> Prepared:

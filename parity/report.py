@@ -69,6 +69,7 @@ SEEDS = (
     "difference (two one-sided t-tests) against 2 standard deviations of the reference between seeds, both relative to "
     "the mean loss. Cannot see a smaller difference, nor other weights to start from: they are the pair's own."
 )
+WITHOUT_FLOAT64 = "As near as this precision tells? {}. Cannot see a fault below its rounding, and proves no function."
 ISLAND = (
     "The rows that float32 inside a float64 run moves beyond their bound. The next table has it widened to float64."
 )
@@ -108,7 +109,7 @@ def _parts(result: Result, width: int) -> Iterator[RenderableType]:
         yield paragraph(note, width, "dim")
     if result.rows:
         yield paragraph(UNITS, width, "dim")
-    for title, question, rows in _sections(result.rows):
+    for title, question, rows in _sections(result.rows, result.without_float64):
         yield Text()
         yield paragraph(f"{title}  {question}", width, "bold")
         yield rows_table(rows, width)
@@ -153,8 +154,11 @@ def _outcome(result: Result) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _sections(rows: Iterable[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-    """Title, question and rows of each stage; what is measured in another unit or with float32 inside stands apart."""
+def _sections(rows: Iterable[Row], instead: str) -> Iterator[tuple[str, str, list[Row]]]:
+    """Title, question and rows of each stage; what is measured in another unit or with float32 inside stands apart.
+
+    `instead` is the result's `without_float64`.
+    """
     sections: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         word, space, _ = row.name.partition(" ")
@@ -172,7 +176,8 @@ def _sections(rows: Iterable[Row]) -> Iterator[tuple[str, str, list[Row]]]:
             yield f"{stage}, as it stands", ISLAND, found
         else:
             widened = (stage, "island") in sections
-            yield f"{stage}, float32 widened" if widened else stage, STAGES[stage], found
+            question = WITHOUT_FLOAT64.format(instead) if instead and stage != "float64" else STAGES[stage]
+            yield f"{stage}, float32 widened" if widened else stage, question, found
 
 
 def _findings(result: Result) -> Iterator[tuple[str, str]]:

@@ -72,7 +72,8 @@ class Result:
     """The outcome of `parity.check`.
 
     `verdict` is PASS, FAIL, ABSTAIN or VACUOUS; `rung` is bitwise, same-function, float32-island, different or None.
-    Both are what was measured, whatever the project has `accepted`.
+    Both are what was measured, whatever the project has `accepted`. `without_float64` is empty, or says what took the
+    place of a side's float64 runs, and why there were none.
     """
 
     target: str
@@ -92,6 +93,7 @@ class Result:
     seconds: float = 0.0
     accepted: tuple[Accepted, ...] = ()
     planted: tuple[Planted, ...] = ()
+    without_float64: str = ""
 
     @property
     def first_difference(self) -> Row | None:
@@ -132,6 +134,7 @@ class Result:
                 "verdict": self.verdict,
                 "rung": self.rung,
                 "reason": self.reason,
+                "without_float64": self.without_float64,
                 "target": self.target,
                 "seed": self.seed,
                 "environment": self.environment,

@@ -76,7 +76,10 @@ class Runner(Protocol):
         """
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
-        """Where a float64 run of outputs and gradients drops to a lower precision, in data order."""
+        """Where a float64 run of outputs and gradients drops to a lower precision, in data order.
+
+        In PyTorch up to the error, if one ends the run.
+        """
 
     def optimizer_islands(self, start: Arrays) -> list[Island]:
         """Where a float64 optimizer step from these parameters drops to a lower precision, in data order."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ANYTHING, ParityUsageError, first_line
+from .errors import ANYTHING, NoFloat64Error, NotRunError, ParityUsageError, first_line
 from .pair import Pair
 from .trees import is_array, leaves, to_array
 
@@ -185,16 +185,20 @@ def running(label: str, precision: str) -> Iterator[None]:
     """Whatever a side raises is the caller's to mend, and is told with the side's name.
 
     Raises:
-        ParityUsageError: from the error of the side.
+        NotRunError: from the error of the side; NoFloat64Error if that is the precision.
     """
+    kind = NoFloat64Error if precision.startswith("float64") else NotRunError
     try:
         yield
     except (ParityUsageError, MemoryError, ImportError):
         raise
     except ANYTHING as error:
-        raise ParityUsageError(
-            f"{label}: a function that runs on these weights and inputs in {precision}, got {type(error).__name__}: "
-            f"{first_line(error)}; try it by itself, the traceback (--debug) shows where"
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise kind(
+            f"{label}: a function that runs on these weights and inputs in {precision}, got {said}; "
+            "try it by itself, the traceback (--debug) shows where",
+            label,
+            said,
         ) from error
 
 

@@ -7,15 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from .constants import elsewhere
 from .derivative import suspects
+from .errors import ANYTHING, NoFloat64Error
 from .findings import BORN, Planted
 from .islands import Island
 from .localise import Localised
 from .preparation import WEIGHTS
 from .result import Row
 from .stages import Stages
-
-#: Places that the reason of a verdict names.
-MOST_BORN = 3
 
 
 @dataclass
@@ -41,8 +39,15 @@ class Judged:
 
 
 def same_function(stages: Stages, unpaired: Sequence[Row]) -> Judged:
-    """Outputs, gradients and optimizers in float64; what fails is looked into for float32, then for its place."""
-    rows = [*unpaired, *stages.same_function()]
+    """Outputs, gradients and optimizers in float64; what fails is looked into for float32, then for its place.
+
+    Raises:
+        NoFloat64Error: a side cannot be run in float64, nor with the float32 in it widened.
+    """
+    try:
+        rows = [*unpaired, *stages.same_function()]
+    except NoFloat64Error as error:
+        return _widened_alone(stages, unpaired, error)
     judged = Judged(rows, *_judge_float64(rows))
     if judged.rung == "different" and not any(map(is_misfit, rows)):
         stages.progress("float64: looking for float32 inside the float64 runs")
@@ -53,11 +58,40 @@ def same_function(stages: Stages, unpaired: Sequence[Row]) -> Judged:
     return judged
 
 
+def _widened_alone(stages: Stages, unpaired: Sequence[Row], error: NoFloat64Error) -> Judged:
+    """A side that cannot be run in float64 for the float32 that it makes on the way: with that widened, it may be."""
+    if stages.exact[0]:
+        raise error
+    stages.progress("float64: looking for the float32 that stops the float64 runs")
+    try:
+        islands = stages.islands()
+    except ANYTHING:  # JAX traces the whole function, or nothing of it
+        raise error from error.__cause__
+    if not islands:
+        raise error
+    stages.sides.lifted = True
+    try:
+        widened = stages.same_function()
+    except NoFloat64Error:
+        stages.sides.lifted = False
+        raise error from error.__cause__
+    stages.notes += (f"float64 with float32 widened alone, for as it stands {error.label} raises {error.said}",)
+    if _judge_float64(widened)[1] == "different":
+        widened = _with_tables(widened, islands, stages)
+    judged = Judged([*unpaired, *widened], *_judge_float64(widened), islands=islands)
+    if judged.rung == "same-function":
+        judged.rung = "float32-island"
+    _look_inside(stages, judged)
+    return judged
+
+
 def _look_inside(stages: Stages, judged: Judged) -> None:
     """Where it begins; what agrees is looked into as well where that is asked for, since two errors may cancel."""
     agreeing = judged.passes
     fails = judged.rung == "different" and stages.in_model and not any(map(is_misfit, judged.rows))
     if not fails and not (agreeing and stages.options.points):
+        if agreeing and stages.prepared.pair.points:
+            stages.notes += ("points: not read, for nothing differs; Options(points=True) looks inside all the same",)
         return
     stages.progress("float64: looking inside for where it begins")
     in_gradients = _failed_in_gradients_alone(judged.rows)
@@ -66,10 +100,10 @@ def _look_inside(stages: Stages, judged: Judged) -> None:
     if agreeing and inside.findings:
         verdict, rung, difference = _judge_float64(inside.rows)
         judged.judge(verdict, rung, f"the outputs agree, but {difference}")
-    born = [finding.name for finding in inside.findings if finding.birth == BORN]
-    more = f" and {len(born) - MOST_BORN} more" if len(born) > MOST_BORN else ""
-    judged.reason += f"; it begins at {' and at '.join(born[:MOST_BORN])}{more}" if born else ""
-    if inside.rows and not inside.findings and not agreeing and not in_gradients:
+    judged.reason += inside.begins
+    if inside.moved and not agreeing:
+        judged.reason += f"; {inside.moved[0]}"
+    elif inside.rows and not inside.findings and not agreeing and not in_gradients:
         judged.reason += f"; it begins after {inside.rows[-1].name.removeprefix('point ')}, the last point that agrees"
     if not any(finding.what == "value" for finding in inside.findings) and in_gradients:
         found = stages.derivatives()

@@ -31,6 +31,7 @@ from .streams import SHAPES, gradient_streams, small, stream_path
 from .sums import longest_sum, summation_factor
 from .ties import without_ties
 from .trees import ALONE
+from .yardsticks import ByFloat32, Yardstick
 
 Progress = Callable[[str], None]
 
@@ -45,8 +46,10 @@ AGAINST_CHANCE = (
 class Stages:
     """One pair under judgement: its sides, its batches, and what the float64 stage leaves for the later ones.
 
+    `left_out` are stages for which there was no time, `unable` precisions in which a side does not run and why.
     `adaptive` is set where the candidate's optimizer keeps a second moment, `excuses` where float32 tables explain what
-    a widened run leaves.
+    a widened run leaves, `instead` where a side has no float64, to what is the truth in its place, and `by_twins` where
+    neither has one.
     """
 
     prepared: Prepared
@@ -57,8 +60,11 @@ class Stages:
     in_model: bool = True
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    unable: tuple[str, ...] = ()
     adaptive: bool = False
     excuses: bool = False
+    instead: str = ""
+    by_twins: bool = False
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict(SHAPES))
     exact: tuple[list[Run], list[Run]] = field(default=([], []), init=False)
     low: list[Run] = field(default_factory=list, init=False)
@@ -151,11 +157,15 @@ class Stages:
             # widened, the same sides are seen once more
             seen = [] if self.sides.lifted else self.seen
             self.seen = []
-            return localise(self.sides, self.weights, self.pooled[0], points, self.judge.sums, bare, seen, backward)
+            return localise(self.sides, self.weights, self.pooled[0], points, self._by_float32, bare, seen, backward)
         except ParityUsageError as error:
             if points or self.options.points:
                 raise
             return Localised(unseen=(f"could not look inside: {error}",))
+
+    def _by_float32(self) -> Yardstick:
+        _, coarse = self.sides.capture(self.sides.reference, self.weights, self.pooled[0], "float32")
+        return ByFloat32(coarse, self.judge.sums)
 
     def derivatives(self) -> list[Row]:
         """Each side's gradient against a finite difference of its own loss."""
@@ -215,12 +225,8 @@ class Stages:
         if self.options.points:
             with suppress(ParityUsageError):  # `localise` raises it, if it comes to that
                 self.seen = captured(self.sides, self.weights, self.pooled[0])
-        runs = self.sides.reference_run, self.sides.candidate_run
         for side, (label, (first, *_)) in enumerate(zip(self.sides.labels, self.exact, strict=True)):
-            if self.seen:
-                second = replace(first, outputs=self.seen[side][0])
-            else:
-                (second,) = runs[side](self.weights, self.pooled[:1], "float64")
+            second = self._second(side, first)
             for name, gap in errors_by_name([second.outputs], [first.outputs]).items():
                 if gap > CHANCE:
                     advice = AGAINST_CHANCE
@@ -232,6 +238,17 @@ class Stages:
                     )
             if not self.seen and not all_same_bits(([first], [second])):
                 self.notes += (f"{label}: two runs on the same numbers give other bits: it adds up in another order",)
+
+    def _second(self, side: int, first: Run) -> Run:
+        """Another run like `first`, of the reference (0) or the candidate (1): the one that was seen inside, if any."""
+        if self.seen:
+            outputs = self.seen[side][0]
+            gaps = errors_by_name([outputs], [first.outputs]).values()
+            if not any(gap > CHANCE for gap in gaps):
+                return replace(first, outputs=outputs)
+        # not by chance, perhaps: a compiled side is seen as it runs uncompiled
+        run = (self.sides.reference_run, self.sides.candidate_run)[side]
+        return run(self.weights, self.pooled[:1], "float64")[0]
 
     def _compare_draws(self) -> None:
         """Shared draws have to be the same ones; how many there were is said."""

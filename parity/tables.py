@@ -138,7 +138,7 @@ def flops_table(flops: Counts) -> Table:
 
 def flops_verdict(work: Work) -> str:
     """Whether the counts are equal integers, and of which methods."""
-    names = ", ".join(work.methods)
+    names = ", ".join(method.replace(" ", " of ", 1) for method in work.methods)
     if work.equal is not None:
         return f"{names} {'are equal integers' if work.equal else 'are NOT equal'}"
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -9,16 +10,17 @@ from typing import Any
 
 from .accuracy import working_precision
 from .environment import environment
-from .errors import ParityUsageError
+from .errors import NoFloat64Error, NotRunError, ParityUsageError
 from .findings import KILLED
 from .mutation import planted
 from .options import Options
 from .pair import Pair
 from .preparation import prepare, unpaired_rows
-from .result import Result
+from .result import Result, Row
 from .same_function import Judged, first_of, is_misfit, same_function
 from .stages import Progress, Stages
 from .thorough import thorough_rows
+from .without_float64 import look_inside, twin_precision, without_float64
 from .work import Work
 
 #: Weights of each side that a reason names.
@@ -40,7 +42,11 @@ def check(
     started = time.perf_counter()
     prepared = prepare(pair, options)
     stages = Stages(prepared, options, progress, started=started)
-    judged = same_function(stages, unpaired_rows(prepared))
+    unpaired = unpaired_rows(prepared)
+    try:
+        judged = same_function(stages, unpaired)
+    except NoFloat64Error as error:
+        judged = without_float64(stages, unpaired, error)
     for later in LATER:
         later(stages, judged)
     work = _work(stages, judged)
@@ -61,6 +67,7 @@ def check(
         zero_gradients=tuple(sorted(stages.zero)),
         work=work,
         planted=tuple(judged.planted),
+        without_float64=stages.instead,
         notes=(*pair.notes, *prepared.notes, *stages.notes),
         environment=environment(options.device),
         seconds=time.perf_counter() - started,
@@ -73,24 +80,51 @@ def _precisions(stages: Stages, judged: Judged) -> None:
         return
     complete = bool(stages.options.precisions)
     for precision in stages.options.precisions:
-        if stages.in_time(precision):
-            judged.rows += working_precision(stages, precision)
-        else:
-            complete = False
+        complete &= stages.in_time(precision) and _judge_at(precision, stages, judged)
     for verdict in ("FAIL", "VACUOUS"):
         row = first_of(judged.rows, verdict)
         if row is not None:
-            what = f"the functions agree in float64, but {row.name} in {row.stage}: {row.derivation}"
-            return judged.judge(verdict, judged.rung, what)
+            return judged.judge(verdict, judged.rung, _failing(stages, row))
     if all(row.verdict == "ABSTAIN" for row in judged.rows):
         return judged.judge("ABSTAIN", None, "no bound was smaller than the tensors themselves")
     bitwise = judged.rung == "same-function" and complete and stages.bitwise
-    judged.judge("PASS", "bitwise" if bitwise else judged.rung, "")
+    judged.judge("PASS", "bitwise" if bitwise else judged.rung, stages.instead)
+
+
+def _judge_at(precision: str, stages: Stages, judged: Judged) -> bool:
+    """Adds the rows of a precision, unless a side does not run in it and another one was judged; whether it did."""
+    try:
+        judged.rows += (twin_precision if stages.by_twins else working_precision)(stages, precision)
+    except NoFloat64Error:
+        raise
+    except NotRunError as error:
+        if not any(row.stage in stages.options.precisions for row in judged.rows):
+            raise
+        stages.unable += (f"{precision}, in which {error.label} raises {error.said}",)
+        return False
+    return True
+
+
+def _failing(stages: Stages, row: Row) -> str:
+    """Why a working precision fails, or is vacuous."""
+    if not stages.instead:
+        return f"the functions agree in float64, but {row.name} in {row.stage}: {row.derivation}"
+    differs = row.verdict == "FAIL" and row.compared and math.isfinite(row.measured)
+    why = f"differs: {row.measured:.2g}, bound {row.bound:.2g}" if differs else row.derivation
+    return f"{row.name} in {row.stage}: {why}; {stages.instead}"
+
+
+def _inside(stages: Stages, judged: Judged) -> None:
+    """Where it begins, if that could not be asked in float64."""
+    if stages.instead and judged.verdict == "FAIL":
+        look_inside(stages, judged)
 
 
 def _thorough(stages: Stages, judged: Judged) -> None:
     """A function that is another one on some input is another function."""
-    if not (judged.passes and stages.options.thorough and stages.in_time("thorough")):
+    if not (judged.passes and stages.options.thorough) or _asks_float64("thorough", stages):
+        return
+    if not stages.in_time("thorough"):
         return
     found = [*stages.derivatives(), *thorough_rows(stages)]
     judged.rows += found
@@ -139,14 +173,16 @@ def _some(names: Sequence[str]) -> str:
 
 
 #: What comes after the first question, in this order; each sees what was judged before.
-LATER: tuple[Callable[[Stages, Judged], None], ...] = (_precisions, _thorough, _trainings, _unpaired)
+LATER: tuple[Callable[[Stages, Judged], None], ...] = (_precisions, _inside, _thorough, _trainings, _unpaired)
 
 
 def _left_out(stages: Stages, judged: Judged) -> None:
     """A PASS of less than was asked for says so where it is read."""
-    if judged.passes and stages.left_out:
-        why = judged.reason or "what was compared agrees"
-        judged.reason = f"{why}; left out, the budget being over: {', '.join(stages.left_out)}"
+    left_out = [f"; left out: {each}" for each in stages.unable]
+    if stages.left_out:
+        left_out.append(f"; left out, the budget being over: {', '.join(stages.left_out)}")
+    if judged.passes and left_out:
+        judged.reason = "".join([judged.reason or "what was compared agrees", *left_out])
 
 
 def _work(stages: Stages, judged: Judged) -> Work:
@@ -160,13 +196,20 @@ def _work(stages: Stages, judged: Judged) -> Work:
     return work
 
 
+def _asks_float64(stage: str, stages: Stages) -> bool:
+    """Whether a stage that asks in float64 is left out, for there is none; a note then says so."""
+    if stages.instead:
+        stages.notes += (f"{stage}: left out, for it asks in float64",)
+    return bool(stages.instead)
+
+
 def _mutate(stages: Stages, judged: Judged) -> None:
     """A check that no fault can fail proves nothing."""
     if not stages.options.mutate:
         return
     if not judged.passes:
         stages.notes += ("mutation: left out, for faults show only in a check that passes",)
-    elif stages.in_time("mutation"):
+    elif not _asks_float64("mutation", stages) and stages.in_time("mutation"):
         judged.planted = planted(stages)
         if judged.planted and not any(fault.outcome == KILLED for fault in judged.planted):
             none = f"none of {len(judged.planted)} faults that were planted into this check makes it fail"

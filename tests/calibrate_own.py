@@ -17,8 +17,9 @@ from random_configs import COUNT, random_check, random_configs
 from parity import judge
 from parity.bounds import own_bound, own_floor, scale_bound
 from parity.compare import error_of, nearest, relative
-from parity.judge import Batches, Judge
+from parity.judge import Judge
 from parity.result import Row
+from parity.rows import Batches
 from parity.scale import same_scale, too_large
 
 Figure = tuple[float, float, str]  # over one rounding + one unit, over the bound, the tensor

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxcore.config import ModelConfig, RopeScaling
-from parity import Options, Result, check
+from parity import Options, Pair, Result, check
 from parity.pairs.text import standard_library
 from parity.pairs.transformer import Source, transformer_pair
 
@@ -78,12 +78,17 @@ def _config(values: dict[str, Any]) -> ModelConfig:
 SHORT = {"batches": 2, "steps": 1}
 
 
-def random_check(config: ModelConfig, index: int, jit: bool = True, **options: Any) -> Result:
-    """One config through the whole check, on text, at a prime length; without `jit` jaxcore runs eagerly."""
+def random_pair(config: ModelConfig, index: int) -> Pair:
+    """One config on text, at a prime length."""
     tokens = np.frombuffer(standard_library(40_000), np.uint8).astype(np.int64) % config.vocab_size
-    pair = transformer_pair(
+    return transformer_pair(
         f"random {index}", config, Source(tokens, "text"), batch=2 + index % 2, seq=(11, 13, 17)[index % 3], seed=index
     )
+
+
+def random_check(config: ModelConfig, index: int, jit: bool = True, **options: Any) -> Result:
+    """One config through the whole check; without `jit` jaxcore runs eagerly."""
+    pair = random_pair(config, index)
     if not jit:
         pair, options = replace(pair, candidate=replace(pair.candidate, jit=False)), {**SHORT, **options}
     return check(pair, Options(**{"seed": index, **options}))

@@ -399,3 +399,16 @@ def test_recurrent_modules_and_tied_weights_run_at_every_precision() -> None:
 def test_what_is_no_side_is_refused_in_one_line(side: Any, message: str) -> None:
     with pytest.raises(ParityUsageError, match=message):
         check(Pair("none", torch.nn.Identity(), side, inputs=rows), SHORT)
+
+
+def test_tensors_are_parameters_of_a_jax_function_too() -> None:
+    linear = torch.nn.Linear(4, 4)
+    port = Jax(lambda p, x: x @ p["weight"].T + p["bias"], dict(linear.named_parameters()))
+    pair = Pair("tensors", linear, port, inputs=lambda rng: (rng.standard_normal((3, 4)),))
+    assert check(pair, SHORT).verdict == "PASS"
+
+
+@pytest.mark.parametrize("inputs", [([1, 2, 3],), {"x": [[0.5, 1], [2, 3]]}])
+def test_numbers_in_a_list_are_no_array_and_refused(inputs: Any) -> None:
+    with pytest.raises(ParityUsageError, match=r"inputs: arrays, got a list of numbers for '(0|x)'; write np.asarray"):
+        check(Pair("lists", torch.nn.Identity(), torch.nn.Identity(), inputs=inputs), SHORT)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from parity.compare import errors_by_name, keep_largest, rms
-from parity.judge import Batches, Judge, group_of
+from parity.judge import Judge
 from parity.result import Row
+from parity.rows import Batches, group_of
 from parity.runs import Path, Step, walk
 
 JUDGE = Judge(("reference", "candidate"), roundings=100)

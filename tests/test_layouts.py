@@ -7,7 +7,7 @@ import pytest
 
 from parity.layouts import find_layouts
 from parity.links import Mapped
-from parity.matching import alike, fingerprint, match_names, match_values
+from parity.matching import CLOSE, alike, fingerprint, match_names, match_values
 from parity.weights.weight_map import WeightMap
 
 
@@ -118,7 +118,7 @@ def test_constants_are_paired_by_name_until_gradients_tell() -> None:
     assert pairs == {("ln_1.bias", "norm_1.b"), ("fc.bias", "dense.b"), ("fc.weight", "dense.w")}
     gradients = {"ln_1.bias": numbers(4, seed=1), "fc.bias": numbers(4, seed=2), "fc.weight": numbers(4, 4)}
     swapped = {"dense.b": numbers(4, seed=1), "norm_1.b": numbers(4, seed=2), "dense.w": numbers(4, 4).T * (1 + 1e-9)}
-    settled = {str(move) for move in matched.settled(gradients, swapped).link.moves}
+    settled = {str(move) for move in matched.settled(gradients, swapped, CLOSE).link.moves}
     assert settled == {"ln_1.bias = dense.b: same", "fc.bias = norm_1.b: same", "fc.weight = dense.w: a b -> b a"}
 
 

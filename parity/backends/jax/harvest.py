@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from ...capture import Capture, Names, Point, check_fed, refuse_unknown
+from ...capture import GIVEN, Capture, Names, Point, check_fed, numbered, refuse_unknown
 from ...errors import ParityUsageError
 from .compiling import compiler_options
 from .lifting import bind, subprograms
@@ -67,10 +68,8 @@ class Harvest:
         self._outputs = outputs
         survey = _Survey()
         order = list(survey.walk(program.jaxpr))
-        names = Names()
         self._sites = survey.sites
-        plain = {mark: label_name(marks.marks[mark].path, marks.marks[mark].label) for mark in survey.sites}
-        repeats = {mark: names.unique(name).removeprefix(name) for mark, name in plain.items()}
+        repeats = _repeats({mark: marks.marks[mark] for mark in survey.sites})
         self.points = tuple(_spec(marks.marks[k], k, at, survey.sites[k], repeats[k]) for k, at in order)
         lost = (f"{label_name(marks.marks[k].path, marks.marks[k].label)}: {why}" for k, why in survey.lost)
         self.unseen = tuple(dict.fromkeys((*marks.unseen, *lost)))
@@ -171,6 +170,21 @@ def _point(spec: Spec, seen: Mapping[str, jax.Array], taken: Mapping[str, jax.Ar
     gradient = np.asarray(taken[spec.name]) if spec.name in taken else None
     value = np.asarray(seen[spec.name])
     return Point(spec.name, spec.source, spec.where, spec.shape, spec.dtype, value, gradient, spec.changeable)
+
+
+def _repeats(marks: Mapping[int, Mark]) -> dict[int, str]:
+    """What the names of marks end in: "#2" from the second of a name on, for inputs from the second call on."""
+    names, done = Names(), dict[str, Counter[str]]()  # path -> how often each part of its output was met
+    repeats = {}
+    for index, mark in marks.items():
+        plain = label_name(mark.path, mark.label)
+        outputs = done.setdefault(mark.path, Counter())
+        if mark.source == "module":
+            outputs[mark.label] += 1
+        number = max(outputs.values(), default=0) + 1
+        name = numbered(plain, number) if mark.source == GIVEN else names.unique(plain)
+        repeats[index] = name.removeprefix(plain)
+    return repeats
 
 
 def _spec(mark: Mark, index: int, iteration: tuple[int, ...], site: _Site, repeat: str) -> Spec:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from ...capture import ROOT, call_label, map_arrays
+from ...capture import GIVEN, ROOT, call_label, input_label, map_arrays
 from ...einops_calls import Call, hearing_einops
 from ...islands import caller, definition
 from ...taps import hearing_taps
@@ -50,6 +51,7 @@ class Marks:
         self._paths: dict[int, str] = {}
         self._known: list[Any] = []  # kept alive, so that no id is used again
         self._running: list[_Call] = []
+        self._points: dict[int, Any] = {}  # by id, kept alive: what is one of them is no input of its own
         self.scopes: set[str] = set()  # paths of the modules that ran, in the name stack of their equations
 
     def naming(self, module: Any, prefix: str = "") -> None:
@@ -69,6 +71,27 @@ class Marks:
     def mark_output(self, path: str, output: Any, function: Any) -> Any:
         """The output of a module with its arrays marked; `function` is what computed it."""
         return self._mark(path or ROOT, "", "module", output, "" if path else definition(function))
+
+    def mark_inputs(
+        self, path: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments and keywords of a module, with the float arrays among them marked that are no point yet.
+
+        What the root is given is no value of the model's. What stands in containers is left alone: a module may write
+        there.
+        """
+
+        def marked(slot: int | str, given: Any) -> Any:
+            if not isinstance(given, jax.Array) or not jnp.issubdtype(given.dtype, jnp.inexact):
+                return given
+            if not path:
+                self._points[id(given)] = given
+            if self._points.get(id(given)) is given:
+                return given
+            return self._mark(path, input_label(slot), GIVEN, given)
+
+        positional = tuple(marked(slot, given) for slot, given in enumerate(args))
+        return positional, {name: marked(name, given) for name, given in kwargs.items()}
 
     def hear_einops(self, call: Call, output: Any) -> Any:
         """One einops call, in whichever module is running."""
@@ -110,7 +133,9 @@ class Marks:
             if isinstance(leaf, jax.Array) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
                 self.marks.append(Mark(path, label + slot, source, where))
                 self._undo.enter_context(_next_epoch())
-                return checkpoint_name(leaf, f"{PREFIX}{len(self.marks) - 1}")
+                point = checkpoint_name(leaf, f"{PREFIX}{len(self.marks) - 1}")
+                self._points[id(point)] = point
+                return point
             if isinstance(leaf, np.ndarray):
                 self._skip(path, label + slot, "a NumPy array, a constant of the program")
             elif leaf is not None and not isinstance(leaf, jax.Array | bool | int | float | str | _opaque()):
@@ -222,6 +247,7 @@ def _wrap_call(kind: type, marks: Marks, undo: ExitStack) -> None:
         if marks.is_super_call(self):
             return call(*args, **kwargs)
         with marks.running(self) as path:
+            args, kwargs = marks.mark_inputs(path, args, kwargs)
             return marks.mark_output(path, call(*args, **kwargs), original)
 
     type.__setattr__(kind, "__call__", run)  # equinox's metaclass has a rule of its own
@@ -238,6 +264,7 @@ def _intercept(marks: Marks, call: Callable[..., Any], args: Any, kwargs: Any, c
     if is_call and marks.is_super_call(context.module):
         return call(*args, **kwargs)
     with marks.running(context.module, path, is_call):
+        args, kwargs = marks.mark_inputs(path, args, kwargs) if is_call else (args, kwargs)
         output = call(*args, **kwargs)
         return marks.mark_output(path, output, type(context.module).__call__) if is_call else output
 

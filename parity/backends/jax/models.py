@@ -16,7 +16,7 @@ from ...formats import FORMATS
 from ...pair import Equinox, Jax, Linen
 from ...recognition import is_module, recognised
 from ...runs import Arrays, check_names, named_arrays
-from ...trees import ALONE, Form
+from ...trees import ALONE, Form, to_array
 from .draws import replacing_dropout
 from .dtypes import linen_at, nnx_at, parameters_in
 
@@ -206,7 +206,7 @@ class Model:
             return EquinoxProgram(side.module, side.call)
         if is_module(side.function, "flax.nnx"):
             return NnxProgram(nnx_at(side.function, dtype), side.call)
-        params = Named() if side.params is None else Named.of(_unfrozen(side.params))
+        params = Named() if side.params is None else Named.of(_without_tensors(_unfrozen(side.params)))
         return PlainProgram(side.function, params, side.params is None and self.weights is not None)
 
 
@@ -218,6 +218,11 @@ def by_name(tree: Any) -> dict[str, jax.Array]:
 
 def _is_float(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _without_tensors(tree: Any) -> Any:
+    """Parameters with PyTorch's tensors, as `dict(module.named_parameters())` has them, as NumPy arrays."""
+    return jax.tree.map(lambda leaf: to_array(leaf) if hasattr(leaf, "detach") else leaf, tree)
 
 
 def _unfrozen(tree: Any) -> Any:

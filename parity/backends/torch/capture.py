@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -12,10 +13,23 @@ import numpy as np
 import torch
 from torch.nn.modules import module as hooks
 
-from ...capture import ROOT, Capture, Names, Point, call_label, check_fed, map_arrays, refuse_unknown
+from ...capture import (
+    GIVEN,
+    ROOT,
+    Capture,
+    Names,
+    Point,
+    call_label,
+    check_fed,
+    input_label,
+    map_arrays,
+    numbered,
+    refuse_unknown,
+)
 from ...einops_calls import Call, hearing_einops
 from ...islands import caller, definition
 from ...taps import hearing_taps
+from .compiling import is_compiled, uncompiled, without_wrappers
 from .versions import from_numpy, to_numpy
 
 
@@ -43,11 +57,13 @@ def capturing(
     Raises:
         ParityUsageError: at the end, if a fed name met no point; at once, if its shape is wrong.
     """
-    recording = Recording(module, dict(feed or {}), gradients, keep, dict(back or {}))
     with ExitStack() as undo:
+        recording = Recording(undo, module, dict(feed or {}), gradients, keep, dict(back or {}))
+        undo.enter_context(uncompiled())
         for handle in (
             hooks.register_module_forward_pre_hook(recording.enter),
-            hooks.register_module_forward_hook(recording.leave, with_kwargs=True, always_call=True),
+            # not with the keywords: torch 2.13 forgets to take that back, and says ever after that it has global hooks
+            hooks.register_module_forward_hook(recording.leave, always_call=True),
         ):
             undo.callback(handle.remove)
         undo.enter_context(hearing_einops(recording.hear_einops))
@@ -73,17 +89,32 @@ class _Record:
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
 
 
+@dataclass
+class _Call:
+    """A module that is running, and the tensors that it was given, by id."""
+
+    path: str
+    given: set[int] = field(default_factory=set)
+
+    def look(self, _: str, leaf: Any) -> Any:
+        """Sees one of them."""
+        self.given.add(id(leaf))
+        return leaf
+
+
 class Recording:
     """What a run has shown so far."""
 
     def __init__(
         self,
+        undo: ExitStack,
         module: torch.nn.Module | None,
         feed: dict[str, np.ndarray],
         gradients: bool,
         keep: Callable[[str], bool],
         back: dict[str, np.ndarray],
     ):
+        self._undo = undo
         self.feed = feed
         self.started: torch.Tensor | float = 0.0
         self._back = back
@@ -91,10 +122,12 @@ class Recording:
         self._gradients = gradients
         self._keep = keep
         self._names = Names()
+        self._done: Counter[str] = Counter()  # path -> calls that have ended
         self._calls: dict[str, list[str]] = {}  # label -> names, those that ran again first
         self._paths: dict[int, str] = {}
         self._known: list[torch.nn.Module] = []  # kept alive, so that no id is used again
-        self._running: list[str] = []
+        self._hooked: set[int] = set()  # modules that `receive` is a hook of
+        self._running: list[_Call] = []
         self._records: dict[str, _Record] = {}
         self._unseen: dict[str, None] = {}
         self._handed: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # outputs so far
@@ -108,38 +141,61 @@ class Recording:
         not require one, and for whole numbers.
         """
         differentiated = any(record.gradient is not None for record in self._records.values())
-        return Capture(tuple(_point(record, differentiated) for record in self._records.values()), (*self._unseen,))
+        points = tuple(_point(record, differentiated) for record in self._records.values())
+        return Capture(points, (*self._unseen,), any(map(is_compiled, self._known)))
 
-    def enter(self, module: torch.nn.Module, _: Any) -> None:
-        """A module starts; one that no known module holds is named after its caller and its class."""
+    def enter(self, module: torch.nn.Module, args: Any) -> Any:
+        """A module starts; one that no known module holds is named after its caller and its class.
+
+        Gives the arguments to go on with where it is too late for a hook that is told the keywords as well.
+        """
+        hooked = id(module) in self._hooked
         if not self._known:
             self._learn(module)
         if id(module) not in self._paths:
             self._learn(module, f"{self._path()}.{type(module).__name__}".lstrip("."))
-        self._running.append(self._paths[id(module)])
+        self._running.append(_Call(self._paths[id(module)]))
+        return None if hooked else self.receive(module, args, {})[0]
 
-    def leave(self, module: torch.nn.Module, args: Any, *rest: Any) -> Any:
-        """A module ends; gives the output to go on with, None for the one there is."""
-        path = self._running.pop()
-        if len(rest) == 1:  # by an error: PyTorch leaves out the keyword arguments, and there is no output
-            return None
-        kwargs, output = rest
-        given: set[int] = set()
+    def receive(
+        self, _: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the module that has started is given; a float tensor that is no point yet becomes one.
 
-        def look(_: str, leaf: Any) -> Any:
-            given.add(id(leaf))
-            return leaf
+        What the root is given is no value of the model's. What stands in containers is left alone: a module may write
+        there.
+        """
+        path = self._path()
+        map_arrays((args, kwargs), self._running[-1].look, (torch.nn.Module,))
+
+        def met(slot: int | str, given: Any) -> Any:
+            if not isinstance(given, torch.Tensor) or not (given.is_floating_point() or given.is_complex()):
+                return given
+            if not path:
+                self._handed[id(given)] = given
+            if self._handed.get(id(given)) is given:
+                return given
+            label = f"{path}{input_label(slot)}"
+            return self._meet(label, GIVEN, given, True, name=numbered(label, self._done[path] + 1))
+
+        positional = tuple(met(slot, given) for slot, given in enumerate(args))
+        return positional, {name: met(name, given) for name, given in kwargs.items()}
+
+    def leave(self, module: torch.nn.Module, _: Any, output: Any) -> Any:
+        """A module ends; gives the output to go on with, None for the one there is, or where an error left none."""
+        call = self._running.pop()
+        path = call.path
+        self._done[path] += output is not None
 
         def visit(slot: str, leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 if leaf is not None and not isinstance(leaf, bool | int | float | str | torch.Size | torch.dtype):
                     self._skip(f"{path or ROOT}{slot}", f"an output of type {type(leaf).__name__} is not looked into")
                 return leaf
-            shared = id(leaf) in given or self._handed.get(id(leaf)) is leaf
+            shared = id(leaf) in call.given or self._handed.get(id(leaf)) is leaf
             return self._meet(f"{path or ROOT}{slot}", "module", leaf, shared, where)
 
         where = "" if path else definition(type(module).forward)
-        map_arrays((args, kwargs), look, (torch.nn.Module,))
         replaced = map_arrays(output, visit, (torch.nn.Module,))
         return None if replaced is output else replaced
 
@@ -161,27 +217,33 @@ class Recording:
         return map_arrays(x, visit)
 
     def _path(self) -> str:
-        return self._running[-1] if self._running else ""
+        return self._running[-1].path if self._running else ""
 
     def _learn(self, module: torch.nn.Module, prefix: str = "") -> None:
         self._known.append(module)
         for name, child in module.named_modules():
-            self._paths.setdefault(id(child), f"{prefix}.{name}".strip("."))
+            self._paths.setdefault(id(child), without_wrappers(f"{prefix}.{name}".strip(".")))
+            if id(child) not in self._hooked and not isinstance(child, torch.jit.ScriptModule):  # which takes no hooks
+                self._undo.callback(child.register_forward_pre_hook(self.receive, with_kwargs=True).remove)
+                self._hooked.add(id(child))
 
     def _skip(self, name: str, reason: str) -> None:
         self._unseen.setdefault(f"{name}: {reason}")
 
-    def _meet(self, label: str, source: str, tensor: torch.Tensor, shared: bool, where: str = "") -> torch.Tensor:
+    def _meet(
+        self, label: str, source: str, tensor: torch.Tensor, shared: bool, where: str = "", name: str = ""
+    ) -> torch.Tensor:
         """Record a value and give the one to go on with; `shared` if the tensor is seen elsewhere too.
 
-        `where` is the place of what nothing of the model's own code has called.
+        `where` is the place of what nothing of the model's own code has called; `name` is the label, numbered, unless
+        another one is given.
         """
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             self._skip(label, "runs inside a torch.func transformation, where it has no value of its own")
             return tensor
         if torch._C._current_graph_task_id() != -1:
             return self._meet_again(label, tensor, shared)
-        name = self._names.unique(label)
+        name = name or self._names.unique(label)
         self._calls.setdefault(label, []).append(name)
         self.met.append(name)
         if self._keep(name):

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import copy
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from parity.account.convolution import convolution_taps
 from parity.errors import ParityUsageError
+
+from .compiling import uncompiled
 
 #: Names of ATen operations that form products inside, read with `search`; those of the counter's registry are counted.
 PRODUCTS = re.compile(
@@ -71,11 +72,6 @@ def to_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.empty_like(value, device="meta", requires_grad=value.requires_grad)
     return value
-
-
-def uncompiled() -> AbstractContextManager[Any]:
-    """A compiled function's kernels hide their matmuls: run what it was compiled from."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 class RefuseUncounted(TorchDispatchMode):

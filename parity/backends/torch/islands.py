@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...islands import Island, holds_float32, is_user_code, nudged
+from .compiling import uncompiled
 
 _WIDE = {
     torch.float32: torch.float64,
@@ -45,7 +46,7 @@ def trace_islands(
         hooks.register_module_forward_hook(trace.leave, always_call=True),
     ]
     try:
-        with trace:
+        with uncompiled(), trace:
             yield trace.islands
         trace.release()
     finally:
@@ -65,7 +66,7 @@ def lift(nudge: int | None = None) -> Iterator[None]:
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _Lift(nudge):
+        with uncompiled(), _Lift(nudge):
             yield
     finally:
         torch.set_default_dtype(default)

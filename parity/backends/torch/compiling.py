@@ -1,0 +1,38 @@
+"""Compiled functions and modules: what is seen of them is what they were compiled from."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """While it lasts compiled functions run what they were compiled from: their kernels hide what is within."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        # hooks on all modules see the wrapper too: it is the module's own output once more
+        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
+        yield
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether a module, or one within, was compiled by torch.compile or by its own `compile()`."""
+    return any(_wraps(each) or each._compiled_call_impl is not None for each in module.modules())
+
+
+def without_wrappers(path: str) -> str:
+    """The path of a module without the step into what was compiled."""
+    return re.sub(r"(^|\.)_orig_mod(?=\.|$)", "", path).strip(".")
+
+
+def _wraps(module: torch.nn.Module) -> bool:
+    dynamo = sys.modules.get("torch._dynamo")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)

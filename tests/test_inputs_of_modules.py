@@ -1,0 +1,267 @@
+"""What a module is given is a point where it is none already, and a fault between two modules is named there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from parity import Linen, Pair, check
+from parity.backends.jax.harvest import captured
+from parity.backends.torch.capture import capturing
+from parity.capture import Capture, Point, owner
+
+X = np.random.default_rng(0).standard_normal((3, 4))
+QUICK = {"precisions": (), "steps": 0, "flops": False}
+
+
+def rows_of(generator):
+    return {"x": generator.standard_normal((3, 4)).astype(np.float32)}
+
+
+def names_of(capture):
+    return [point.name for point in capture.points]
+
+
+class Inner(torch.nn.Module):
+    """Takes a first argument, another one, one by keyword and a cache that it writes to."""
+
+    def forward(self, first, second, *, third, cache):
+        cache["written"] = first + second
+        return first * second + third
+
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.inner = torch.nn.Linear(4, 4), Inner()
+
+    def forward(self, x):
+        up, cache = self.up(x), {"other": x + 1}
+        out = self.inner(torch.tanh(up), up, third=torch.sin(up), cache=cache)
+        return out + cache["written"]
+
+
+class JaxInner(nnx.Module):
+    def __call__(self, first, second, *, third, cache):
+        cache["written"] = first + second
+        return first * second + third
+
+
+class JaxOuter(nnx.Module):
+    def __init__(self, weight, bias):
+        self.up, self.inner = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), JaxInner()
+        self.up.kernel[...], self.up.bias[...] = jnp.asarray(weight), jnp.asarray(bias)
+
+    def __call__(self, x):
+        up, cache = self.up(x), {"other": x + 1}
+        out = self.inner(jnp.tanh(up), up, third=jnp.sin(up), cache=cache)
+        return out + cache["written"]
+
+
+def both():
+    """The same model in PyTorch and in flax.nnx, as captured in float64, with what it returned."""
+    model = Outer().double()
+    with capturing(model) as recording:
+        x = torch.tensor(X, requires_grad=True)
+        returned = model(x)
+        returned.sum().backward()
+    with jax.enable_x64(True):
+        weight, bias = model.up.weight.detach().numpy().T, model.up.bias.detach().numpy()
+        graph, state = nnx.split(nnx.eval_shape(lambda: JaxOuter(weight, bias)))
+        state = jax.tree.map(lambda leaf: jnp.asarray(weight if leaf.ndim == 2 else bias), state)
+
+        def function(state, x):
+            out = nnx.merge(graph, state)(x)
+            return out.sum(), out
+
+        (_, out), capture = captured(function, (state, X))
+    return (returned.detach().numpy(), recording.capture()), (np.asarray(out), capture)
+
+
+def test_positions_and_keywords_are_points_with_the_same_values_and_gradients_in_both_frameworks():
+    (returned, seen), (out, other) = both()
+    assert names_of(seen) == ["up", "inner:in", "inner:in.third", "inner", "model"]  # `second` is `up`, a point already
+    assert names_of(other) == names_of(seen)
+    np.testing.assert_allclose(out, returned, rtol=1e-12)
+    for name in seen.names:
+        np.testing.assert_allclose(other[name].value, seen[name].value, rtol=1e-12)
+        np.testing.assert_allclose(other[name].gradient, seen[name].gradient, rtol=1e-12)
+    assert {point.source for point in seen.points if ":in" in point.name} == {"input"}
+
+
+def test_the_gradient_is_that_of_what_the_module_does_with_it_alone():
+    class Branches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Sigmoid()
+
+        def forward(self, x):
+            both = x * 2
+            return self.inner(both) + both  # the second use is none of the module's
+
+    model = Branches()
+    with capturing(model) as recording:
+        model(torch.tensor(X, requires_grad=True)).sum().backward()
+    sigmoid = 1 / (1 + np.exp(-2 * X))
+    np.testing.assert_allclose(recording.capture()["inner:in"].gradient, sigmoid * (1 - sigmoid), rtol=1e-12)
+
+
+def test_an_input_is_numbered_by_the_call_that_it_belongs_to():
+    class Shared(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.block(torch.tanh(self.block(self.block(x))))
+
+    class LinenShared(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            block = nn.Dense(4, name="block")
+            return block(jnp.tanh(block(block(x))))
+
+    model = Shared()
+    with capturing(model) as recording:
+        model(torch.tensor(X, dtype=torch.float32))
+    names = ["block", "block#2", "block:in#3", "block#3", "model"]
+    assert names_of(recording.capture()) == names
+    parameters = LinenShared().init(jax.random.key(0), X)
+
+    def function(parameters, x):
+        out = LinenShared().apply(parameters, x)
+        return out.sum(), out
+
+    assert names_of(captured(function, (parameters, jnp.asarray(X)))[1]) == names
+
+
+def test_what_a_checkpoint_gives_its_modules_has_its_gradient():
+    class Checkpointed(torch.nn.Module):
+        def __init__(self, recompute):
+            super().__init__()
+            self.block, self.recompute = torch.nn.Linear(4, 4), recompute
+
+        def forward(self, x):
+            for _ in range(2):
+                run = lambda x: self.block(torch.tanh(x))  # noqa: E731
+                x = torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False) if self.recompute else run(x)
+            return x
+
+    plain, recomputed = Checkpointed(False), Checkpointed(True)
+    recomputed.load_state_dict(plain.state_dict())
+    found = []
+    for model in (plain, recomputed):
+        with capturing(model) as recording:
+            model(torch.tensor(X, dtype=torch.float32, requires_grad=True)).sum().backward()
+        found.append(recording.capture())
+    assert names_of(found[0]) == names_of(found[1]) == ["block:in", "block", "block:in#2", "block#2", "model"]
+    for point in found[0].points:
+        assert np.abs(point.gradient).max() > 0
+        np.testing.assert_array_equal(found[1][point.name].gradient, point.gradient)
+
+
+def test_numbers_that_stand_earlier_or_are_the_models_own_inputs_are_left_out():
+    def point(name, source, value):
+        return Point(name, source, "", value.shape, "float64", value)
+
+    y = np.tanh(X)
+    points = [
+        point("a:in", "input", X.T),  # the model's input, in another layout
+        point("a", "module", y),
+        point("b:in", "input", y.reshape(4, 3)),
+        point("b", "module", y),  # an output stays
+        point("c:in", "input", y[:, :2]),  # fewer of them
+        point("d:in", "input", y * (1 + 1e-9)),
+    ]
+    assert names_of(Capture(tuple(points)).distinct([X])) == ["a", "b", "c:in", "d:in"]
+    assert names_of(Capture(tuple(points)).distinct()) == ["a:in", "a", "b", "c:in", "d:in"]
+
+
+def test_the_owner_of_an_input_is_the_module_that_is_given_it():
+    inputs = ("h.0.norm:in", "h.0.norm:in#2", "h.0.norm:in.mask", "h.0.norm:in.1#3")
+    assert {owner(name) for name in inputs} == {"h.0.norm"}
+    others = ("h.0.norm", "h.0.attn:0", "h.0.attn:rest.in", "h.in", "h.0/einsum 'a b -> b'")
+    assert [owner(name) for name in others] == [*others]
+
+
+class Residual(torch.nn.Module):
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.up, self.norm, self.factor = torch.nn.Linear(4, 4), torch.nn.LayerNorm(4, eps=1e-5), factor
+
+    def forward(self, x):
+        return self.norm(x + self.up(x) * self.factor)
+
+
+class LinenResidual(nn.Module):
+    factor: float = 1.0
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.LayerNorm(epsilon=1e-5, name="norm")(x + nn.Dense(4, name="up")(x) * self.factor)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.9])
+def test_a_fault_between_two_modules_is_born_in_what_the_second_is_given(factor):
+    model = Residual()
+    parameters = {
+        "params": {
+            "up": {"kernel": model.up.weight.detach().numpy().T.copy(), "bias": model.up.bias.detach().numpy()},
+            "norm": {"scale": model.norm.weight.detach().numpy(), "bias": model.norm.bias.detach().numpy()},
+        }
+    }
+    pair = Pair("residual", model, Linen(LinenResidual(factor), parameters), inputs=rows_of)
+    result = check(pair, points=True, **QUICK)
+    born = [finding.name for finding in result.findings if finding.birth == "born here"]
+    assert (result.verdict, born) == (("PASS", []) if factor == 1 else ("FAIL", ["norm:in"]))
+    assert not result.unmatched
+
+
+class WrongWhenCompiled(torch.nn.Module):
+    """A stand-in for a compiler's mistake."""
+
+    def __init__(self, wrong):
+        super().__init__()
+        self.up, self.down, self.wrong = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), wrong
+
+    def forward(self, x):
+        hidden = torch.relu(self.up(x))
+        return self.down(hidden * 1.001 if self.wrong and torch.compiler.is_compiling() else hidden)
+
+
+@pytest.mark.filterwarnings("ignore:.*not a leaf Tensor:UserWarning")  # PyTorch's own, of a copy of the input
+@pytest.mark.parametrize("points", [False, True])
+def test_a_compiled_side_is_seen_as_it_runs_uncompiled_and_what_compiling_changes_is_named(points):
+    torch._dynamo.reset()
+    for wrong in (False, True):
+        model = WrongWhenCompiled(wrong)
+        pair = Pair("compiled", model, torch.compile(model, backend="eager"), inputs=rows_of)
+        result = check(pair, points=points, **QUICK)
+        if not wrong:
+            assert result.verdict == "PASS"
+            assert (
+                not points or "torch (candidate): compiled; its points are those of the uncompiled run" in result.unseen
+            )
+            assert not points or {row.name for row in result.rows} >= {"point up", "point down:in", "point down"}
+        else:
+            assert (result.verdict, result.findings) == ("FAIL", ())
+            assert "; compiling changes torch (candidate)'s output by " in result.reason
+
+
+@pytest.mark.filterwarnings("ignore:.*not a leaf Tensor:UserWarning")
+def test_a_fault_of_the_model_that_is_compiled_is_found_inside_it():
+    torch._dynamo.reset()
+    reference, wrong = Residual(), Residual(0.9)
+    wrong.load_state_dict(reference.state_dict())
+    pair = Pair("compiled", reference, torch.compile(wrong, backend="eager"), inputs=rows_of)
+    for candidate in (pair.candidate, wrong):
+        result = check(replace(pair, candidate=candidate), **QUICK)
+        assert [finding.candidate for finding in result.findings if finding.birth == "born here"] == ["norm:in"]
+        assert not torch.nn.modules.module._has_any_global_hook()

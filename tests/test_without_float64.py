@@ -1,0 +1,207 @@
+"""Sides that refuse float64: the other side's is the truth, or twins give the bounds; faults are found either way."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from calibrate_twins import rows_by_twins
+
+import parity
+from parity import Jax, Pair, ParityUsageError, Torch, check
+from parity.bounds import OWN_SLACK, path_floor, twin_bound
+from parity.findings import BORN
+from parity.rows import Batches, RowMaker
+from parity.without_float64 import like_twins
+
+REFUSED = "this kernel takes float32, bfloat16 and float16"
+
+
+class Kernel(torch.nn.Module):
+    """A small model that may refuse float64, as a hand-written kernel does."""
+
+    def __init__(self, refuses=True, factor=1.0, eps=1e-5):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.norm, self.down = torch.nn.Linear(16, 32), torch.nn.LayerNorm(32, eps=eps), torch.nn.Linear(32, 8)
+        self.refuses, self.factor = refuses, factor
+
+    def forward(self, x):
+        if self.refuses and x.dtype == torch.float64:
+            raise TypeError(REFUSED)
+        return self.down(torch.tanh(self.norm(self.up(x))) * self.factor)
+
+
+def jax_kernel(refuses=True, factor=1.0):
+    """The same in JAX."""
+
+    def function(p, x):
+        if refuses and x.dtype == jnp.float64:
+            raise TypeError(REFUSED)
+        hidden = x @ p["up.weight"].T + p["up.bias"]
+        hidden = hidden - hidden.mean(-1, keepdims=True)
+        hidden = hidden / jnp.sqrt((hidden**2).mean(-1, keepdims=True) + 1e-5)
+        hidden = jnp.tanh(hidden * p["norm.weight"] + p["norm.bias"]) * factor
+        return parity.tap("hidden", hidden) @ p["down.weight"].T + p["down.bias"]
+
+    return Jax(function, {name: tensor.detach().numpy() for name, tensor in Kernel().named_parameters()})
+
+
+def rows_of(generator):
+    return {"x": generator.standard_normal((5, 16)).astype(np.float32)}
+
+
+def instead(reference_refuses, candidate_refuses):
+    if reference_refuses and candidate_refuses:
+        return f"twins of torch give the bounds, both sides having no float64: TypeError: {REFUSED}"
+    able, unable = ("jax", "torch") if reference_refuses else ("torch", "jax")
+    return f"{able}'s float64 is the truth for both, {unable} having no float64: TypeError: {REFUSED}"
+
+
+WHO = [(True, False), (False, True), (True, True)]
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_a_pair_without_float64_passes_without_a_rung_and_says_by_what(who):
+    result = check(Pair("kernel", Kernel(who[0]), jax_kernel(who[1]), inputs=rows_of))
+    assert (result.verdict, result.rung, result.reason) == ("PASS", None, instead(*who))
+    assert {row.stage for row in result.rows} == {"float32", "bfloat16"}
+    assert all(0 < row.bound < 1 for row in result.rows if row.stage == "float32")
+    assert json.loads(result.to_json())["without_float64"] == result.without_float64 == instead(*who)
+    assert "proves no function" in str(result)
+    assert "against its own float64 run" not in str(result).replace("\n", " ").replace("  ", " ")
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_a_fault_fails_in_float32_and_begins_where_it_was_made(who):
+    points = {"down:in": "hidden"}  # of other names, and of values that differ
+    result = check(Pair("kernel", Kernel(who[0]), jax_kernel(who[1], factor=1.001), inputs=rows_of, points=points))
+    assert (result.verdict, result.rung) == ("FAIL", None)
+    assert result.reason.startswith("output in float32: differs: 0.00096, bound ")
+    assert result.reason.endswith(f"; {instead(*who)}; it begins at down:in = hidden")
+    assert [each.candidate for each in result.findings if each.birth == BORN] == ["hidden"]
+    assert next(row for row in result.rows if row.name == "point down:in = hidden").stage == "float32"
+
+
+def test_a_wrong_gradient_is_found_without_float64():
+    class Stopped(Kernel):
+        def forward(self, x):
+            hidden = self.norm(self.up(x))
+            return self.down(torch.tanh(hidden) + 0.01 * (hidden - hidden.detach()))
+
+    result = check(Pair("kernel", Kernel(), Stopped(False), inputs=rows_of))
+    assert result.verdict == "FAIL"
+    assert result.reason.startswith("gradient up.weight in float32: differs: ")
+    assert {each.what for each in result.findings} == {"gradient"}
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_optimizers_are_compared_alone_and_with_the_model_where_one_side_has_float64(who):
+    adamw = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)  # noqa: E731
+    wrong = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, eps=1e-6)  # noqa: E731
+    sides = Torch(Kernel(who[0]), optimizer=adamw), Torch(Kernel(who[1]), optimizer=adamw)
+    pair = Pair("kernel", *sides, inputs=rows_of)
+    result = check(pair, steps=2)
+    assert result.verdict == "PASS"
+    groups = {row.group for row in result.rows}
+    assert any(group.startswith("step") for group in groups) == (not all(who))
+    assert "near-eps stream" in groups
+    left_out = "optimizer steps on the model's gradients: left out, for the model has no float64"
+    assert (left_out in result.notes) == all(who)
+    result = check(replace(pair, candidate=Torch(Kernel(who[1]), optimizer=wrong)), steps=2)
+    assert result.verdict == "FAIL"
+    assert result.reason.startswith("ordinary stream parameters matrix in float64: ")
+
+
+def test_what_asks_in_float64_is_left_out_and_said():
+    result = check(
+        Pair("kernel", Kernel(), Kernel(), inputs=rows_of), thorough=True, mutate=True, precisions=("float32",)
+    )
+    assert result.verdict == "PASS"
+    assert {f"{stage}: left out, for it asks in float64" for stage in ("thorough", "mutation")} <= set(result.notes)
+
+
+def test_a_side_that_runs_in_nothing_is_refused_with_its_own_error():
+    class Broken(torch.nn.Module):
+        def forward(self, x):
+            raise TypeError("broken everywhere")
+
+    with pytest.raises(ParityUsageError, match="in float64, got TypeError: broken everywhere"):
+        check(Pair("broken", Broken(), Broken(), inputs=rows_of))
+    with pytest.raises(ParityUsageError, match=f"in float64, got TypeError: {REFUSED}"):
+        check(Pair("kernel", Kernel(), Kernel(), inputs=rows_of), precisions=())
+
+
+def test_whole_numbers_that_a_twin_changes_too_abstain_and_others_fail():
+    class Chosen(Kernel):
+        def forward(self, x):
+            return {"choice": super().forward(x).argmax(-1)}
+
+    pair = Pair("kernel", Chosen(), Chosen(), inputs=rows_of)
+    assert check(pair, precisions=("float32",)).verdict == "PASS"
+    result = check(replace(pair, candidate=Chosen(factor=-1.0)), precisions=("float32",))
+    assert result.verdict == "FAIL"
+    assert result.reason.startswith("choice in float32: differs: ")
+
+    def rows(twin):
+        sides = {"choice": np.array([1, 2, 3])}, {"choice": np.array([1, 2, 4])}
+        low = Batches("output", [sides[0]], [sides[1]])
+        return like_twins(RowMaker(("a", "b")), low, [[{"choice": np.array(twin)}]], "float32", 1)
+
+    assert rows([1, 2, 3])[0].verdict == "FAIL"
+    assert rows([0, 2, 3])[0].verdict == "ABSTAIN"
+
+
+class Mixed(torch.nn.Module):
+    """Makes a float32 matrix on the way, which PyTorch multiplies with nothing else than float32."""
+
+    def __init__(self, factor=1.0, cast=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down, self.factor, self.cast = torch.nn.Linear(16, 8), torch.nn.Linear(8, 3), factor, cast
+
+    def forward(self, x):
+        mixing = torch.eye(8) * 0.5 + torch.linspace(0, 1, 64).reshape(8, 8)
+        hidden = torch.tanh(self.up(x)) * self.factor
+        return self.down(hidden @ (mixing.to(x.dtype) if self.cast else mixing))
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_float32_that_stops_a_float64_run_is_widened_and_then_the_functions_are_compared(cast):
+    result = check(Pair("mixed", Mixed(), Mixed(cast=cast), inputs=rows_of))
+    assert (result.verdict, result.rung) == ("PASS", "float32-island")
+    raised = "RuntimeError: expected m1 and m2 to have the same dtype, but got: double != float"
+    label = "torch (reference)"
+    assert f"float64 with float32 widened alone, for as it stands {label} raises {raised}" in result.notes
+    assert {(each.side, each.operation) for each in result.islands} >= {(label, "eye.default")}
+    # in bfloat16 it does not run either; float32 has been judged, and the rest is said
+    assert result.reason.startswith(f"what was compared agrees; left out: bfloat16, in which {label} raises Runtime")
+    assert {row.stage for row in result.rows} == {"float64", "float32"}
+    with pytest.raises(ParityUsageError, match="in bfloat16, got RuntimeError"):
+        check(Pair("mixed", Mixed(), Mixed(), inputs=rows_of), precisions=("bfloat16",))
+    result = check(Pair("mixed", Mixed(), Mixed(1.001, cast), inputs=rows_of))
+    assert (result.verdict, result.rung) == ("FAIL", "different")
+    assert result.reason.endswith("; it begins at down:in")
+
+
+def test_the_bound_is_what_its_derivation_says():
+    bound = twin_bound(1e-8, 10_000, path_floor("float32", 1), 1e-6)
+    assert bound.value == pytest.approx(OWN_SLACK * 1.01e-6)
+    assert bound.derivation.startswith("32 (convention) x (one rounding + 1e-06, by which the reference moves")
+    assert twin_bound(0.0, 10_000, path_floor("float32", 100), 0.0) == path_floor("float32", 100)
+    assert (
+        twin_bound(1e-8, 2, path_floor("float32", 1), 1e-6)
+        .derivation.split(" x ")[0]
+        .endswith("(chance over 2 errors)")
+    )
+
+
+@pytest.mark.parametrize("index", [0, 7, *(pytest.param(index, marks=pytest.mark.slow) for index in range(20, 40))])
+def test_clean_models_of_two_frameworks_stay_below_half_of_what_twins_allow(index):
+    rows = [row for row in rows_by_twins(13, index, "float32") if row.bound and row.verdict != "ABSTAIN"]
+    assert len(rows) > 10
+    assert max(row.measured / row.bound for row in rows) < 0.5
