@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -109,7 +109,7 @@ def _parts(result: Result, width: int) -> Iterator[RenderableType]:
         yield paragraph(note, width, "dim")
     if result.rows:
         yield paragraph(UNITS, width, "dim")
-    for title, question, rows in _sections(result.rows, result.without_float64):
+    for title, question, rows in _sections(result):
         yield Text()
         yield paragraph(f"{title}  {question}", width, "bold")
         yield rows_table(rows, width)
@@ -154,13 +154,11 @@ def _outcome(result: Result) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _sections(rows: Iterable[Row], instead: str) -> Iterator[tuple[str, str, list[Row]]]:
-    """Title, question and rows of each stage; what is measured in another unit or with float32 inside stands apart.
-
-    `instead` is the result's `without_float64`.
-    """
+def _sections(result: Result) -> Iterator[tuple[str, str, list[Row]]]:
+    """Title, question and rows of each stage; what is measured in another unit or with float32 inside stands apart."""
+    instead = result.without_float64
     sections: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
+    for row in result.rows:
         word, space, _ = row.name.partition(" ")
         named = PARTS.get(word, "model") if space else "model"  # an output may be called `final`
         part = "island" if row.verdict == "ISLAND" else named
@@ -175,7 +173,7 @@ def _sections(rows: Iterable[Row], instead: str) -> Iterator[tuple[str, str, lis
         elif part == "island":
             yield f"{stage}, as it stands", ISLAND, found
         else:
-            widened = (stage, "island") in sections
+            widened = stage == "float64" and result.rung == "float32-island"
             question = WITHOUT_FLOAT64.format(instead) if instead and stage != "float64" else STAGES[stage]
             yield f"{stage}, float32 widened" if widened else stage, question, found
 

@@ -178,6 +178,7 @@ def test_float32_that_stops_a_float64_run_is_widened_and_then_the_functions_are_
     label = "torch (reference)"
     assert f"float64 with float32 widened alone, for as it stands {label} raises {raised}" in result.notes
     assert {(each.side, each.operation) for each in result.islands} >= {(label, "eye.default")}
+    assert "float64, float32 widened" in str(result)
     # in bfloat16 it does not run either; float32 has been judged, and the rest is said
     assert result.reason.startswith(f"what was compared agrees; left out: bfloat16, in which {label} raises Runtime")
     assert {row.stage for row in result.rows} == {"float64", "float32"}
