@@ -164,7 +164,7 @@ def _unpaired(stages: Stages, judged: Judged) -> None:
         advice = "give a WeightMap, or one dict to both"
         judged.judge("ABSTAIN", judged.rung, f"all that can be compared agrees, but there are {what}; {advice}")
     else:
-        judged.reason += f"; {what}"
+        judged.reason = f"{what}; {judged.reason}"  # the likely cause of all else
 
 
 def _some(names: Sequence[str]) -> str:
