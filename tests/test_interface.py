@@ -197,7 +197,8 @@ def test_weights_that_are_not_the_same_numbers_are_named() -> None:
     moved["dense"][0]["b"] = moved["dense"][0]["b"].at[3].add(1e-6)
     result = check(Pair("one element", MODEL, replace(side, params=moved), inputs=inputs), SHORT)
     assert result.verdict == "FAIL"
-    assert result.reason.startswith("weights that only one side has, by value: torch's up.bias and jax's dense.0.b; output ")
+    named = "weights that only one side has, by value: torch's up.bias and jax's dense.0.b; output differs "
+    assert result.reason.startswith(named)
     # all that is compared agrees, and yet one of them would train otherwise
     folded = Jax(lambda p, x: x * p["a"] * p["b"], {"a": np.float32([2, 3]), "b": np.float32([0.5, 4])})
     result = check(Pair("folded", Torch(lambda p, x: x * p, torch.tensor([1.0, 12.0])), folded, inputs=rows), SHORT)
