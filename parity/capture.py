@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -58,12 +59,14 @@ class Point:
 class Capture:
     """The points of one run in data order, and a line for each thing that could not be seen and why.
 
-    `uncompiled`: what is compiled (torch.compile) was seen as it runs uncompiled.
+    `uncompiled`: what is compiled (torch.compile) was seen as it runs uncompiled. `aliases`: inputs of modules that are
+    no points of their own, by the names that they would have, and the points that they are.
     """
 
     points: tuple[Point, ...]
     unseen: tuple[str, ...] = ()
     uncompiled: bool = False
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Point:
         """The point of that name.
@@ -72,6 +75,10 @@ class Capture:
             KeyError: there is none.
         """
         return self._by_name[name]
+
+    def get(self, name: str) -> Point | None:
+        """The point of that name, or that an input of that name is; None where there is neither."""
+        return self._by_name.get(name) or self._by_name.get(self.aliases.get(name, ""))
 
     @property
     def names(self) -> Collection[str]:
@@ -88,13 +95,17 @@ class Capture:
         if not asked:
             return self
         near = distances([*asked.values()], known) <= ROUNDING
-        again = {
-            k
-            for k, row in zip(asked, near, strict=True)
-            if any(row[other] and known[other].numel == known[k].numel for other in range(k))
-        }
-        kept = tuple(point for k, point in enumerate(self.points, len(batch)) if k not in again)
-        return replace(self, points=kept)
+        first: dict[int, int] = {}  # of an input that stands earlier: where
+        for k, row in zip(asked, near, strict=True):
+            same = (other for other in range(k) if row[other] and known[other].numel == known[k].numel)
+            if (other := next(same, None)) is not None:
+                first[k] = first.get(other, other)
+        kept = tuple(point for k, point in enumerate(self.points, len(batch)) if k not in first)
+        names = ["", *(point.name for point in self.points)]
+        index = {k: max(0, k - len(batch) + 1) for k in range(len(known))}
+        dropped = {names[index[k]]: names[index[other]] for k, other in first.items() if index[other]}
+        aliases = {name: dropped.get(point, point) for name, point in self.aliases.items()}
+        return replace(self, points=kept, aliases={**aliases, **dropped})
 
     @cached_property
     def _by_name(self) -> dict[str, Point]:
@@ -123,9 +134,32 @@ def call_label(path: str, kind: str, pattern: str) -> str:
     return f"{'/' if path else ''}{kind} '{pattern}'"
 
 
-def input_label(slot: int | str) -> str:
-    """What follows the path in the name of an input, by its position or keyword; the first one is the input."""
-    return ":in" if slot == 0 else f":in.{slot}"
+def map_inputs(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], visit: Callable[[str, Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and keywords of a module's own function with `visit(label, argument)` in place of each.
+
+    The label follows the path in the name of an input: ":in" for the first parameter, ":in.mask" for another one,
+    however it is given.
+    """
+    names = _parameters(function)
+    labels = [f":in.{names[k] if k < len(names) else k}" if k else ":in" for k in range(len(args))]
+    first = names[0] if names else None
+    return (
+        tuple(map(visit, labels, args)),
+        {name: visit(":in" if name == first else f":in.{name}", given) for name, given in kwargs.items()},
+    )
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of those that may be given by position, without the module itself; none where nothing is known."""
+    try:
+        parameters = [*inspect.signature(function).parameters.values()][1:]
+    except (TypeError, ValueError):
+        return ()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(each.name for each in parameters if each.kind in positional)
 
 
 def owner(name: str) -> str:

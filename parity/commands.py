@@ -39,6 +39,10 @@ def run_check(*, targets: tuple[str, ...], json_path: str | None, plain: bool, p
     if targets == ("list",):
         print(describe_presets())
         return 0
+    if plant is not None and (own := next((target for target in targets if is_own(target)), None)):
+        raise ParityUsageError(
+            f"--plant: only with a preset, got {own}; --mutate plants faults into a Pair of your own"
+        )
     planted = [plant_fault(plant).describe(plant)] if plant is not None else []
     return_freed_memory()
     destination = destination_of(json_path)

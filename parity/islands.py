@@ -86,9 +86,13 @@ def holds_float32(values: Any) -> bool:
     """Whether a float64 NumPy array holds float32 numbers only, so that its values were computed in float32.
 
     A float64 number ends in 29 zero bits by chance once in 2^29; whole numbers and short fractions do by right, so that
-    at least one element must need more than 16 of float32's 24 bits. Masks (beyond 1e30, infinite) do not count.
-    Blind to bfloat16 and float16 numbers, which are short, and no proof for weights that were stored in float32.
+    at least one element must need more than 16 of float32's 24 bits, and more than 7 decimal digits: -1e9 is the number
+    that was written, in either type. Masks (beyond 1e30, infinite) do not count. Blind to bfloat16 and float16 numbers,
+    which are short, and no proof for weights that were stored in float32.
     """
     values = values[abs(values) < 1e30]
     narrow = values.astype("float32")
-    return bool((narrow == values).all() and (narrow.view("uint32") & 0xFF).any())
+    if not (narrow == values).all():
+        return False
+    long = narrow[(narrow.view("uint32") & 0xFF) != 0].tolist()
+    return any(float(f"{number:.7g}") != number for number in long)

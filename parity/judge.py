@@ -118,7 +118,11 @@ class Judge(RowMaker):
                 rows.append(self.row(exact, name, "float64", max(norms), bound, sides[1]))
         if vanished and vanished == sum(not name.startswith(INPUT) for name in exact.reference[0]):
             first = next(exact.names())
-            why = Bound(0.0, "every gradient is zero on both sides, so that the loss depends on no parameter")
+            why = Bound(
+                0.0,
+                "every gradient is zero on both sides, so that the loss depends on no parameter, or the model runs "
+                "without gradients (no_grad); Options(grads=False) compares the outputs alone",
+            )
             row = self.row(exact, first, "float64", 0.0, why, [batch[first] for batch in exact.candidate])
             rows.append(replace(row, verdict="VACUOUS"))
         return frozenset(zero), rows

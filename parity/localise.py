@@ -225,11 +225,13 @@ def _gradient_findings(
 
 
 def _value_at(name: str, capture: Callable[[], Capture]) -> np.ndarray | None:
-    return capture()[name].value if name in capture().names else None
+    point = capture().get(name)
+    return None if point is None else point.value
 
 
 def _gradient_at(name: str, capture: Callable[[], Capture]) -> np.ndarray | None:
-    return capture()[name].gradient if name in capture().names else None
+    point = capture().get(name)
+    return None if point is None else point.gradient
 
 
 def _finding(

@@ -14,7 +14,8 @@ import numpy as np
 from .capture import Capture, Point
 from .errors import ParityUsageError
 from .findings import Unmatched
-from .fingerprints import HUGE, distances
+from .fingerprints import HUGE, distance, distances
+from .inputs import pair_inputs
 from .layouts import Layout, find_layouts
 
 #: words of one meaning
@@ -41,7 +42,8 @@ class PointPair:
     """Two points that are the same place.
 
     Args:
-        how: "map"; "value"; "place": as in the layers that agree; "name"; or "order": between the same neighbours.
+        how: "map"; "value"; "place": as in the layers that agree; "name"; "order": between the same neighbours; or
+            "input": what the same module is given.
         layout: that takes the reference's value to the candidate's; None where the values differ, and where they are
             the same numbers in an order that no layout explains.
         distance: between the fingerprints of the two values.
@@ -90,6 +92,7 @@ def pair_points(
     for wanted in (equal, sizes):
         for how, found in (
             ("name", lambda: _by_name(left, right, *names)),
+            ("name", lambda: _by_site(left, right, *sites)),
             ("place", lambda: _by_place(partner, *sites)),
             ("order", lambda: _by_order(partner, left, right, *sites)),
             ("order", lambda: _by_order(partner, left, right, *sites, whole=False)),
@@ -102,17 +105,29 @@ def pair_points(
             _join(partner, "value", [(i, j) for i, j in similar if i not in mine and j not in theirs])
             _uncross(partner, sizes, sites, names)
     _join(partner, "value", similar)
+    aliases = pair_inputs(reference, candidate, {i: j for i, (j, _) in partner.items()}, names, normalised)
+    _join(partner, "input", [(each.left, each.right) for each in aliases if each.place is None])
+    standing = [each for each in aliases if each.place is not None]
     pairs = []
-    for i, (j, how) in sorted(partner.items()):
+    for i, (j, how) in partner.items():
         same = gaps[i, j] <= tolerance
         layout = layout_between(left[i].value, right[j].value, tolerance) if same else None
-        pairs.append(PointPair(left[i], right[j], how, layout, float(gaps[i, j])))
+        pairs.append((float(i), PointPair(left[i], right[j], how, layout, float(gaps[i, j]))))
+    for each in standing:
+        one, other = each.points
+        gap = distance(one.fingerprint, other.fingerprint)
+        layout = layout_between(one.value, other.value, tolerance) if gap <= tolerance else None
+        pairs.append((float(each.place or 0), PointPair(one, other, "input", layout, gap)))
+    pairs.sort(key=lambda pair: pair[0])
+    paired = {id(each.points[0]) for each in standing} | {id(each.points[1]) for each in standing}
     taken = {j for j, _ in partner.values()}
+    mine = {*partner, *(i for i, point in enumerate(left) if id(point) in paired)}
+    taken |= {j for j, point in enumerate(right) if id(point) in paired}
     lonely = [
-        *_lonely("reference", left, set(partner), names[0], right, names[1]),
+        *_lonely("reference", left, mine, names[0], right, names[1]),
         *_lonely("candidate", right, taken, names[1], left, names[0]),
     ]
-    return Pairing(tuple(pairs), tuple(lonely))
+    return Pairing(tuple(pair for _, pair in pairs), tuple(lonely))
 
 
 def layout_between(reference: np.ndarray, candidate: np.ndarray, tolerance: float = 1e-9) -> Layout | None:
@@ -226,6 +241,26 @@ def _by_name(
     for j, name in enumerate(others):
         places[name].append(j)
     return [(i, j) for i, name in enumerate(names) for j in places[name] if _numel(left[i]) == _numel(right[j])]
+
+
+def _by_site(
+    left: Sequence[Point], right: Sequence[Point], sites: Sequence[Site], others: Sequence[Site]
+) -> list[tuple[int, int]]:
+    """The same place of the same layer, whose number stands within the path in a list and behind it in a scan."""
+    places: dict[object, list[int]] = defaultdict(list)
+    for j, (place, numbers) in enumerate(others):
+        places[_unlayered(place), numbers].append(j)
+    return [
+        (i, found[0])
+        for i, (place, numbers) in enumerate(sites)
+        if len(found := places[_unlayered(place), numbers]) == 1
+        and numbers
+        and _numel(left[i]) == _numel(right[found[0]])
+    ]
+
+
+def _unlayered(place: Place) -> Place:
+    return place._replace(path=".".join(word for word in re.split(r"[.\[\]]+", place.path) if word))
 
 
 def _join(partner: dict[int, tuple[int, str]], how: str, found: Sequence[Sequence[int]]) -> None:

@@ -23,8 +23,8 @@ from .localise import Localised, Seen, captured, localise
 from .options import Options
 from .preparation import Prepared
 from .result import Row
-from .runners import Linked
-from .runs import Arrays, Path, Run, Trained, is_float, is_state
+from .runners import Linked, Runner
+from .runs import Arrays, Path, Run, Trained, is_float, is_state, running
 from .seeds import seed_rows
 from .sides import Sides
 from .streams import SHAPES, gradient_streams, small, stream_path
@@ -130,6 +130,25 @@ class Stages:
         self.left_out += (stage,)
         self.notes += (f"left out, {budget} s being over: {stage}",)
         return False
+
+    def runs(self, runner: Runner, precision: str) -> bool:
+        """Whether a side runs on the first batch at a precision."""
+        try:
+            with running(runner.label, precision):
+                runner.run(self.weights, self.pooled[0], precision)
+        except ParityUsageError:
+            return False
+        return True
+
+    def without_float64(self) -> list[str]:
+        """The roles of the sides that do not run in float64, and do at a precision that was asked for; else none.
+
+        What fails everywhere, or for a name that is not there, is no matter of precision.
+        """
+        runners = {"reference": self.sides.reference, "candidate": self.sides.candidate}
+        unable = [role for role, runner in runners.items() if not self.runs(runner, "float64")]
+        able = [role for role in unable if any(self.runs(runners[role], each) for each in self.options.precisions)]
+        return unable if unable == able else []
 
     def islands(self) -> list[Island]:
         """Where the stage that same_function ended with is less than float64: the model, or the optimizer."""

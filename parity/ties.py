@@ -43,8 +43,12 @@ def without_ties(
     weights: Arrays,
     batches: Sequence[Arrays],
     seed: int,
+    precision: str = "float64",
 ) -> list[Row]:
-    """The rows of a float64 stage; ABSTAIN where every element that differs is tied, and counted."""
+    """The rows of a float64 stage; ABSTAIN where every element that differs is tied, and counted.
+
+    Or of a stage in float32 where there is no float64: `exact` are the runs of that.
+    """
     gaps = {row.name: gap for row in rows if row.verdict == "FAIL" and row.compared for gap in _gaps(row, exact)}
     outputs = [gap for name, gap in gaps.items() if name in exact[0][0].outputs]
     if not outputs:
@@ -52,8 +56,8 @@ def without_ties(
     for twin in range(MOST_TWINS):
         if twin >= FEW_TWINS and not any(gap.wants(twin) for gap in gaps.values()):
             break
-        near = [_moved(batch, [seed, twin, 1]) for batch in batches]
-        moved = sides.run(_moved(weights, [seed, twin]), near, "float64")
+        near = [_moved(batch, [seed, twin, 1], precision) for batch in batches]
+        moved = sides.run(_moved(weights, [seed, twin], precision), near, precision)
         for name, gap in gaps.items():
             gap.meet(*(_values(side, name) for side in moved))
     if any(gap.explained for gap in outputs):
@@ -148,18 +152,18 @@ def _values(runs: Sequence[Run], name: str) -> np.ndarray:
     return np.concatenate([np.ravel(each) for each in found])
 
 
-def _moved(arrays: Arrays, seed: Sequence[int]) -> dict[str, np.ndarray]:
-    """Floats in float64, off by FLOAT64_SLACK roundings up or down; zeros by as much of the tensor's size, or of 1.
+def _moved(arrays: Arrays, seed: Sequence[int], precision: str) -> dict[str, np.ndarray]:
+    """Floats in a precision, off by FLOAT64_SLACK roundings up or down; zeros by as much of the tensor's size, or of 1.
 
     What is exactly tied because it is zero is so for any relative change.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
-    step = FLOAT64_SLACK * FORMATS["float64"].unit_roundoff
+    step = FLOAT64_SLACK * FORMATS[precision].unit_roundoff
     moved = {}
     for name, array in arrays.items():
         moved[name] = array
         if is_float(array):
             size = float(np.abs(array[np.isfinite(array)]).max(initial=0)) or 1.0
             signs = step * generator.choice([-1.0, 1.0], array.shape)
-            moved[name] = np.where(array == 0, size * signs, array * (1 + signs))
+            moved[name] = np.where(array == 0, size * signs, array * (1 + signs)).astype(precision)
     return moved

@@ -20,8 +20,8 @@ from .result import Result, Row
 from .same_function import Judged, first_of, is_misfit, same_function
 from .stages import Progress, Stages
 from .thorough import thorough_rows
-from .without_float64 import look_inside, twin_precision, without_float64
-from .work import Work
+from .without_float64 import compare_choices, look_inside, twin_precision, without_float64
+from .work import FORWARD_BACKWARD, Work
 
 #: Weights of each side that a reason names.
 MOST_NAMED = 4
@@ -79,8 +79,21 @@ def _precisions(stages: Stages, judged: Judged) -> None:
     if not judged.passes:
         return
     complete = bool(stages.options.precisions)
+    refused: list[NotRunError] = []
     for precision in stages.options.precisions:
-        complete &= stages.in_time(precision) and _judge_at(precision, stages, judged)
+        try:
+            if stages.in_time(precision):
+                judged.rows += _judged_at(precision, stages)
+            else:
+                complete = False
+        except NoFloat64Error:
+            raise
+        except NotRunError as error:
+            refused.append(error)
+            stages.unable += (f"{precision}, in which {error.label} raises {error.said}",)
+    if refused and not any(row.stage in stages.options.precisions for row in judged.rows):
+        raise refused[0]
+    complete &= not refused
     for verdict in ("FAIL", "VACUOUS"):
         row = first_of(judged.rows, verdict)
         if row is not None:
@@ -91,18 +104,10 @@ def _precisions(stages: Stages, judged: Judged) -> None:
     judged.judge("PASS", "bitwise" if bitwise else judged.rung, stages.instead)
 
 
-def _judge_at(precision: str, stages: Stages, judged: Judged) -> bool:
-    """Adds the rows of a precision, unless a side does not run in it and another one was judged; whether it did."""
-    try:
-        judged.rows += (twin_precision if stages.by_twins else working_precision)(stages, precision)
-    except NoFloat64Error:
-        raise
-    except NotRunError as error:
-        if not any(row.stage in stages.options.precisions for row in judged.rows):
-            raise
-        stages.unable += (f"{precision}, in which {error.label} raises {error.said}",)
-        return False
-    return True
+def _judged_at(precision: str, stages: Stages) -> list[Row]:
+    """The rows of a working precision."""
+    rows = (twin_precision if stages.by_twins else working_precision)(stages, precision)
+    return compare_choices(stages, rows) if stages.instead and precision == "float32" else rows
 
 
 def _failing(stages: Stages, row: Row) -> str:
@@ -177,8 +182,10 @@ LATER: tuple[Callable[[Stages, Judged], None], ...] = (_precisions, _inside, _th
 
 
 def _left_out(stages: Stages, judged: Judged) -> None:
-    """A PASS of less than was asked for says so where it is read."""
+    """A PASS of less than was asked for says so where it is read; of a precision that does not run every verdict."""
     left_out = [f"; left out: {each}" for each in stages.unable]
+    if not judged.passes:
+        judged.reason = "".join([judged.reason, *left_out])
     if stages.left_out:
         left_out.append(f"; left out, the budget being over: {', '.join(stages.left_out)}")
     if judged.passes and left_out:
@@ -192,8 +199,20 @@ def _work(stages: Stages, judged: Judged) -> Work:
     stages.progress("counting the work")
     work = stages.sides.count(stages.weights, stages.pooled[0], stages.prepared.pair.formula)
     if judged.passes and work.equal is False:
-        judged.judge("FAIL", judged.rung, "the two sides do not do the same matmul work: the FLOP counts differ")
+        judged.judge(
+            "FAIL", judged.rung, f"the two sides do not do the same matmul work: the FLOP counts differ{_where(work)}"
+        )
     return work
+
+
+def _where(work: Work) -> str:
+    """What it may mean that forward passes do the same work and backward passes do not."""
+    if work.differing != {FORWARD_BACKWARD}:
+        return ""
+    return (
+        ", of the backward pass alone: one of them may compute its forward pass again (checkpoint, remat); "
+        "Options(flops=False) leaves the counts out"
+    )
 
 
 def _asks_float64(stage: str, stages: Stages) -> bool:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from .accuracy import TWINS, single_operations, stream_accuracy
 from .bounds import Bound, path_floor, twin_bound
 from .capture import Capture
-from .compare import different, error_of, independent_errors, pooled
+from .compare import different, error_of, independent_errors
+from .compare import pooled as pooled_share
 from .draws import Shape
 from .errors import NoFloat64Error, ParityUsageError
 from .formats import FORMATS
@@ -24,10 +25,11 @@ from .localise import Localised, localise
 from .result import Row
 from .rows import Batches, RowMaker
 from .runners import Around, Runner
-from .runs import Arrays, Run, Step, running
-from .same_function import Judged, first_of
+from .runs import Arrays, Run, Step
+from .same_function import NAMELESS, Judged, first_of
 from .sides import perturbed, rounded
 from .stages import Stages, is_narrow
+from .ties import without_ties
 from .yardsticks import ByTwins
 
 
@@ -77,14 +79,12 @@ def without_float64(stages: Stages, unpaired: Sequence[Row], error: NoFloat64Err
     Raises:
         ParityUsageError: what the error says, where it is not the model that fails, or that fails in all else as well.
     """
-    refused = ParityUsageError(str(error))
-    if stages.exact[0] or not stages.options.precisions:
-        raise refused from error.__cause__
+    slip = isinstance(error.__cause__, NAMELESS)
+    unable = [] if stages.exact[0] or slip else stages.without_float64()
+    if not unable:
+        raise ParityUsageError(str(error)) from error.__cause__
     sides = stages.sides
     runners = {"reference": sides.reference, "candidate": sides.candidate}
-    unable = [role for role, runner in runners.items() if not _runs(stages, runner, "float64")]
-    if not unable or not all(_runs(stages, runners[role], stages.options.precisions[0]) for role in unable):
-        raise refused from error.__cause__
     why = f"no float64: {error.said}"
     if len(unable) == 1:
         (role,) = unable
@@ -105,15 +105,6 @@ def without_float64(stages: Stages, unpaired: Sequence[Row], error: NoFloat64Err
         why = failed.derivation if not failed.compared else f"{failed.measured:.2g}, bound {failed.bound:.2g}"
         judged.judge("FAIL", None, f"{failed.name} in float64: {why}; {stages.instead}")
     return judged
-
-
-def _runs(stages: Stages, runner: Runner, precision: str) -> bool:
-    try:
-        with running(runner.label, precision):
-            runner.run(stages.weights, stages.pooled[0], precision)
-    except ParityUsageError:
-        return False
-    return True
 
 
 def twin_precision(stages: Stages, precision: str) -> list[Row]:
@@ -178,7 +169,7 @@ def like_twins(
     """One side against the other at a precision, bounded by how far the reference's twins are from it.
 
     `twins` has, for each, what the reference gave on weights and inputs one unit in the last place away, batch by
-    batch. Whole numbers and truth values that a twin changes too may be as good as tied.
+    batch.
     """
     rows = maker.broken(low, precision)
     for name in low.names():
@@ -189,15 +180,26 @@ def like_twins(
         count = independent_errors(near[int(np.argmax(moved))], mine)
         bound = twin_bound(once, count, path_floor(precision, roundings), max(moved))
         rows.append(maker.row(low, name, precision, error_of(theirs, mine), bound, theirs))
-    for name in low.names(floating=False):
-        mine, theirs, near = _of(name, low.reference, low.candidate, *twins)
-        share, moved = _share(theirs, mine), [_share(twin, mine) for twin in near]
-        row = maker.row(low, name, precision, share, Bound(0.0, "no float: every element equal"), theirs)
-        if share and any(moved):
-            why = f"a share of {max(moved):.2g} of a twin's differ as well: as good as tied"
-            row = replace(row, verdict="ABSTAIN", derivation=why)
-        rows.append(row)
     return rows
+
+
+def compare_choices(stages: Stages, rows: Sequence[Row]) -> list[Row]:
+    """The rows of a float32 stage with whole numbers and truth values of one side held against the other's.
+
+    Each against a truth of its own is for float64 stages that have compared the two. What rounding may tip abstains.
+    """
+    weights, pooled = rounded(stages.weights, "float32"), [rounded(batch, "float32") for batch in stages.pooled]
+    low = stages.sides.run(weights, pooled, "float32")
+    outputs, _ = kinds_of(low)
+    chosen = []
+    for name in outputs.names(floating=False):
+        mine, theirs = ([batch[name] for batch in side] for side in (outputs.reference, outputs.candidate))
+        share = pooled_share([different(a, b) for a, b in zip(theirs, mine, strict=True)])
+        bound = Bound(0.0, "no float: every element equal")
+        chosen.append(stages.judge.row(outputs, name, "float32", share, bound, theirs))
+    names = {row.name for row in chosen}
+    chosen = without_ties(chosen, low, stages.sides, weights, pooled, stages.options.seed, "float32")
+    return [*(row for row in rows if row.name not in names), *chosen]
 
 
 def _of(
@@ -206,7 +208,3 @@ def _of(
     """One tensor of every batch, of both sides and of each twin."""
     mine, theirs, *near = ([batch[name] for batch in each] for each in (reference, candidate, *twins))
     return mine, theirs, near
-
-
-def _share(values: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> float:
-    return pooled([different(a, b) for a, b in zip(values, truth, strict=True)])

@@ -35,10 +35,17 @@ class Work:
         return [method for method in next(iter(self.flops.values()), {}) if not method.startswith(SHOWN_ONLY)]
 
     @property
+    def differing(self) -> set[str]:
+        """The passes of which two methods count other numbers."""
+        return {
+            name for name, counts in self.flops.items() if len({counts[each] for each in self.methods} - {None}) > 1
+        }
+
+    @property
     def equal(self) -> bool | None:
         """Whether these counts are one integer; None: fewer than two could be made, or one could not."""
         found = [{counts[method] for method in self.methods} for counts in self.flops.values()]
-        if any(len(numbers - {None}) > 1 for numbers in found):
+        if self.differing:
             return False
         whole = len(self.methods) > 1 and all(None not in numbers for numbers in found)
         return True if whole else None

@@ -90,6 +90,7 @@ def real(array: np.ndarray) -> np.ndarray:
 
 
 def _of(capture: Capture, name: str, what: str) -> np.ndarray | None:
-    if name not in capture.names:
+    point = capture.get(name)
+    if point is None:
         return None
-    return capture[name].value if what == "value" else capture[name].gradient
+    return point.value if what == "value" else point.gradient

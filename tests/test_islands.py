@@ -663,6 +663,8 @@ def test_float32_numbers_in_float64_are_known_by_their_bits():
     assert holds_float32(random.astype(np.float32).astype(np.float64))
     assert not holds_float32(random)
     assert not holds_float32(np.arange(60_000.0))
+    assert not holds_float32(np.array([-1e9, 9_999_999.0, 0.0009765625]))
+    assert holds_float32(np.array([-1e9, float(np.float32(0.1))]))
     assert not holds_float32(np.array([0.5, -0.25, np.inf, np.nan, float(np.finfo(np.float32).min)]))
     assert not holds_float32(np.append(random.astype(np.float32).astype(np.float64), 0.1))
 

@@ -417,9 +417,10 @@ def test_where_every_gradient_is_zero_the_check_is_vacuous() -> None:
     zeros = {"w": np.zeros(SHAPE), "b": np.zeros(5)}
     zero, rows = JUDGE.zero_gradients(Batches("gradient", [zeros], [zeros]), [zeros])
     assert zero == frozenset(), "exact zeros carry no noise and are compared"
-    assert [(row.verdict, row.derivation) for row in rows] == [
-        ("VACUOUS", "every gradient is zero on both sides, so that the loss depends on no parameter")
-    ]
+    assert [row.verdict for row in rows] == ["VACUOUS"]
+    assert rows[0].derivation.startswith(
+        "every gradient is zero on both sides, so that the loss depends on no parameter"
+    )
     assert JUDGE.zero_gradients(Batches("gradient", [{}], [{}]), [{}]) == (frozenset(), []), (
         "no parameters is no mistake"
     )

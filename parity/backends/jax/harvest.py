@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from ...capture import GIVEN, Capture, Names, Point, check_fed, numbered, refuse_unknown
+from ...capture import GIVEN, Capture, Names, Point, check_fed, numbered, owner, refuse_unknown
 from ...errors import ParityUsageError
 from .compiling import compiler_options
 from .lifting import bind, subprograms
@@ -49,9 +50,12 @@ class Spec:
         return self.changeable and jnp.issubdtype(jnp.dtype(self.dtype), jnp.floating)
 
 
-def harvest(function: Callable[..., Any], *args: Any) -> Harvest:
-    """Trace `function(*args)` under marking, whatever of it was traced before; twice if it imports its modules."""
-    (closed, shape), marks = traced(lambda: jax.make_jaxpr(function, return_shape=True)(*args))
+def harvest(function: Callable[..., Any], *args: Any, forced: Collection[str] = ()) -> Harvest:
+    """Trace `function(*args)` under marking, whatever of it was traced before; twice if it imports its modules.
+
+    `forced` are inputs of modules that become points although they are the points that `aliases` says.
+    """
+    (closed, shape), marks = traced(lambda: jax.make_jaxpr(function, return_shape=True)(*args), forced)
     return Harvest(closed, jax.tree.structure(shape), marks)
 
 
@@ -71,6 +75,7 @@ class Harvest:
         self._sites = survey.sites
         repeats = _repeats({mark: marks.marks[mark] for mark in survey.sites})
         self.points = tuple(_spec(marks.marks[k], k, at, survey.sites[k], repeats[k]) for k, at in order)
+        self.aliases = dict(_aliases(marks, survey.sites, self.points))
         lost = (f"{label_name(marks.marks[k].path, marks.marks[k].label)}: {why}" for k, why in survey.lost)
         self.unseen = tuple(dict.fromkeys((*marks.unseen, *lost)))
 
@@ -143,7 +148,8 @@ def captured(
     Raises:
         ParityUsageError: a fed name that no point has, or an array that is not of its shape.
     """
-    program = harvest(function, *args)
+    forced = {re.sub(r"\[\d+\]|#\d+$", "", name) for name in feed or {} if owner(name) != name}
+    program = harvest(function, *args, forced=forced)
     kept = [point for point in program.points if keep(point.name)]
     names = {point.name for point in kept}
 
@@ -163,7 +169,8 @@ def captured(
 
     compiled = jax.jit(run, compiler_options=compiler_options(args, once=True))
     result, seen, taken = compiled(tuple(args), dict(feed or {}), dict(back or {}))
-    return result, Capture(tuple(_point(spec, seen, taken) for spec in kept), program.unseen)
+    points = tuple(_point(spec, seen, taken) for spec in kept)
+    return result, Capture(points, program.unseen, aliases=program.aliases)
 
 
 def _point(spec: Spec, seen: Mapping[str, jax.Array], taken: Mapping[str, jax.Array]) -> Point:
@@ -175,16 +182,30 @@ def _point(spec: Spec, seen: Mapping[str, jax.Array], taken: Mapping[str, jax.Ar
 def _repeats(marks: Mapping[int, Mark]) -> dict[int, str]:
     """What the names of marks end in: "#2" from the second of a name on, for inputs from the second call on."""
     names, done = Names(), dict[str, Counter[str]]()  # path -> how often each part of its output was met
-    repeats = {}
+    repeats, taken = {}, set[str]()
     for index, mark in marks.items():
         plain = label_name(mark.path, mark.label)
         outputs = done.setdefault(mark.path, Counter())
         if mark.source == "module":
             outputs[mark.label] += 1
         number = max(outputs.values(), default=0) + 1
+        while mark.source == GIVEN and numbered(plain, number) in taken:  # a module that gives nothing, or calls itself
+            number += 1
         name = numbered(plain, number) if mark.source == GIVEN else names.unique(plain)
+        taken.add(name)
         repeats[index] = name.removeprefix(plain)
     return repeats
+
+
+def _aliases(marks: Marks, sites: Collection[int], points: Sequence[Spec]) -> Iterator[tuple[str, str]]:
+    """The names that inputs would have which are points already, and these points."""
+    for alias in marks.aliases:
+        met = [marks.marks[index] for index in sorted(sites) if index < alias.before]
+        done = Counter(mark.label for mark in met if mark.source == "module" and mark.path == alias.path)
+        for point in points:
+            if point.mark == alias.mark:
+                at = "".join(f"[{i}]" for i in point.iteration)
+                yield numbered(label_name(alias.path, alias.label, at), max(done.values(), default=0) + 1), point.name
 
 
 def _spec(mark: Mark, index: int, iteration: tuple[int, ...], site: _Site, repeat: str) -> Spec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from ...capture import GIVEN, ROOT, call_label, input_label, map_arrays
+from ...capture import GIVEN, ROOT, call_label, map_arrays, map_inputs
 from ...einops_calls import Call, hearing_einops
 from ...islands import caller, definition
 from ...taps import hearing_taps
@@ -40,10 +40,23 @@ class Mark:
     where: str
 
 
-class Marks:
-    """The marks of one trace, and what could not be marked."""
+@dataclass(frozen=True)
+class Alias:
+    """What a module is given that is a point already: that one's mark, and how many marks there were then."""
 
-    def __init__(self, undo: ExitStack):
+    path: str
+    label: str
+    mark: int
+    before: int
+
+
+class Marks:
+    """The marks of one trace, and what could not be marked.
+
+    `forced` are inputs, by their names without numbers, that are marked although they are points already.
+    """
+
+    def __init__(self, undo: ExitStack, forced: Collection[str] = ()):
         self.marks: list[Mark] = []
         self.unseen: dict[str, None] = {}
         self.kinds = model_kinds()
@@ -51,7 +64,9 @@ class Marks:
         self._paths: dict[int, str] = {}
         self._known: list[Any] = []  # kept alive, so that no id is used again
         self._running: list[_Call] = []
-        self._points: dict[int, Any] = {}  # by id, kept alive: what is one of them is no input of its own
+        self._points: dict[int, tuple[Any, int]] = {}  # by id, kept alive: an array that is one, and its mark
+        self.aliases: list[Alias] = []
+        self._forced = forced
         self.scopes: set[str] = set()  # paths of the modules that ran, in the name stack of their equations
 
     def naming(self, module: Any, prefix: str = "") -> None:
@@ -73,25 +88,32 @@ class Marks:
         return self._mark(path or ROOT, "", "module", output, "" if path else definition(function))
 
     def mark_inputs(
-        self, path: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, path: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments and keywords of a module, with the float arrays among them marked that are no point yet.
+        """Arguments and keywords of a module's `function`, the float arrays among them marked that are no point yet.
 
         What the root is given is no value of the model's. What stands in containers is left alone: a module may write
         there.
         """
 
-        def marked(slot: int | str, given: Any) -> Any:
-            if not isinstance(given, jax.Array) or not jnp.issubdtype(given.dtype, jnp.inexact):
+        def marked(label: str, given: Any) -> Any:
+            # what is no tracer is a constant, and may be read as a Python number
+            if not isinstance(given, jax.core.Tracer) or not jnp.issubdtype(given.dtype, jnp.inexact):
                 return given
+            if id(given) in seen:
+                return seen[id(given)]
             if not path:
-                self._points[id(given)] = given
-            if self._points.get(id(given)) is given:
+                self._points[id(given)] = given, -1
+            known, mark = self._points.get(id(given), (None, -1))
+            if known is given and label_name(path, label) not in self._forced:
+                if mark >= 0:
+                    self.aliases.append(Alias(path, label, mark, len(self.marks)))
                 return given
-            return self._mark(path, input_label(slot), GIVEN, given)
+            seen[id(given)] = self._mark(path, label, GIVEN, given)
+            return seen[id(given)]
 
-        positional = tuple(marked(slot, given) for slot, given in enumerate(args))
-        return positional, {name: marked(name, given) for name, given in kwargs.items()}
+        seen: dict[int, Any] = {}  # one tensor that is given twice stays one
+        return map_inputs(function, args, kwargs, marked)
 
     def hear_einops(self, call: Call, output: Any) -> Any:
         """One einops call, in whichever module is running."""
@@ -134,7 +156,7 @@ class Marks:
                 self.marks.append(Mark(path, label + slot, source, where))
                 self._undo.enter_context(_next_epoch())
                 point = checkpoint_name(leaf, f"{PREFIX}{len(self.marks) - 1}")
-                self._points[id(point)] = point
+                self._points[id(point)] = point, len(self.marks) - 1
                 return point
             if isinstance(leaf, np.ndarray):
                 self._skip(path, label + slot, "a NumPy array, a constant of the program")
@@ -156,7 +178,7 @@ def label_name(path: str, label: str, iteration: str = "") -> str:
 
 
 @contextmanager
-def marking() -> Iterator[Marks]:
+def marking(forced: Collection[str] = ()) -> Iterator[Marks]:
     """While it lasts, tracing a function marks every module output, einops call and tap.
 
     Modules are those of flax.linen, flax.nnx and equinox, as far as these are loaded; a class that is defined while it
@@ -164,7 +186,7 @@ def marking() -> Iterator[Marks]:
     """
     with ExitStack() as undo:
         undo.enter_context(_next_epoch())
-        marks = Marks(undo)
+        marks = Marks(undo, forced)
         undo.enter_context(hearing_einops(marks.hear_einops))
         undo.enter_context(hearing_taps(marks.hear_tap))
         if "flax.linen" in sys.modules:
@@ -174,10 +196,10 @@ def marking() -> Iterator[Marks]:
         yield marks
 
 
-def traced(trace: Callable[[], Traced]) -> tuple[Traced, Marks]:
+def traced(trace: Callable[[], Traced], forced: Collection[str] = ()) -> tuple[Traced, Marks]:
     """What `trace()` gives under marking, and its marks; once more if it has imported the modules that it runs."""
     for _ in range(2):
-        with marking() as marks:
+        with marking(forced) as marks:
             found = trace()
         late = model_kinds() - marks.kinds
         if not late:
@@ -247,7 +269,7 @@ def _wrap_call(kind: type, marks: Marks, undo: ExitStack) -> None:
         if marks.is_super_call(self):
             return call(*args, **kwargs)
         with marks.running(self) as path:
-            args, kwargs = marks.mark_inputs(path, args, kwargs)
+            args, kwargs = marks.mark_inputs(path, original, args, kwargs)
             return marks.mark_output(path, call(*args, **kwargs), original)
 
     type.__setattr__(kind, "__call__", run)  # equinox's metaclass has a rule of its own
@@ -264,7 +286,8 @@ def _intercept(marks: Marks, call: Callable[..., Any], args: Any, kwargs: Any, c
     if is_call and marks.is_super_call(context.module):
         return call(*args, **kwargs)
     with marks.running(context.module, path, is_call):
-        args, kwargs = marks.mark_inputs(path, args, kwargs) if is_call else (args, kwargs)
+        if is_call:
+            args, kwargs = marks.mark_inputs(path, type(context.module).__call__, args, kwargs)
         output = call(*args, **kwargs)
         return marks.mark_output(path, output, type(context.module).__call__) if is_call else output
 

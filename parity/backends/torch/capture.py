@@ -21,15 +21,15 @@ from ...capture import (
     Point,
     call_label,
     check_fed,
-    input_label,
     map_arrays,
+    map_inputs,
     numbered,
     refuse_unknown,
 )
 from ...einops_calls import Call, hearing_einops
 from ...islands import caller, definition
 from ...taps import hearing_taps
-from .compiling import is_compiled, uncompiled, without_wrappers
+from .compiling import is_compiled, is_wrapper, uncompiled, without_wrappers
 from .versions import from_numpy, to_numpy
 
 
@@ -89,6 +89,19 @@ class _Record:
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
 
 
+@dataclass(frozen=True)
+class _Given:
+    """A tensor that became a point as the input of a module, and the one that modules are given for it ever after."""
+
+    tensor: torch.Tensor
+    version: int
+    follows: torch.Tensor
+
+    def of(self, tensor: torch.Tensor) -> bool:
+        """Whether it is this one, not written to since."""
+        return self.tensor is tensor and tensor._version == self.version
+
+
 @dataclass
 class _Call:
     """A module that is running, and the tensors that it was given, by id."""
@@ -122,14 +135,17 @@ class Recording:
         self._gradients = gradients
         self._keep = keep
         self._names = Names()
-        self._done: Counter[str] = Counter()  # path -> calls that have ended
+        self._begun: Counter[str] = Counter()  # path -> calls
         self._calls: dict[str, list[str]] = {}  # label -> names, those that ran again first
         self._paths: dict[int, str] = {}
         self._known: list[torch.nn.Module] = []  # kept alive, so that no id is used again
         self._hooked: set[int] = set()  # modules that `receive` is a hook of
         self._running: list[_Call] = []
         self._records: dict[str, _Record] = {}
+        self._aliases: dict[str, str] = {}
+        self._point_of: dict[int, str] = {}  # of a tensor in `_handed`
         self._unseen: dict[str, None] = {}
+        self._given: dict[int, _Given] = {}  # what was given to a module and was no point then, by id
         self._handed: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # outputs so far
         if module is not None:
             self._learn(module)
@@ -142,7 +158,7 @@ class Recording:
         """
         differentiated = any(record.gradient is not None for record in self._records.values())
         points = tuple(_point(record, differentiated) for record in self._records.values())
-        return Capture(points, (*self._unseen,), any(map(is_compiled, self._known)))
+        return Capture(points, (*self._unseen,), any(map(is_compiled, self._known)), self._aliases)
 
     def enter(self, module: torch.nn.Module, args: Any) -> Any:
         """A module starts; one that no known module holds is named after its caller and its class.
@@ -154,11 +170,15 @@ class Recording:
             self._learn(module)
         if id(module) not in self._paths:
             self._learn(module, f"{self._path()}.{type(module).__name__}".lstrip("."))
-        self._running.append(_Call(self._paths[id(module)]))
+        path = self._paths[id(module)]
+        self._running.append(_Call(path))
+        if is_wrapper(module):  # the module within is given the same, and gives the same
+            return None
+        self._begun[path] += 1
         return None if hooked else self.receive(module, args, {})[0]
 
     def receive(
-        self, _: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the module that has started is given; a float tensor that is no point yet becomes one.
 
@@ -168,24 +188,34 @@ class Recording:
         path = self._path()
         map_arrays((args, kwargs), self._running[-1].look, (torch.nn.Module,))
 
-        def met(slot: int | str, given: Any) -> Any:
-            if not isinstance(given, torch.Tensor) or not (given.is_floating_point() or given.is_complex()):
+        def met(label: str, given: Any) -> Any:
+            if not isinstance(given, torch.Tensor) or isinstance(given, torch.nn.Parameter):
                 return given
+            if not (given.is_floating_point() or given.is_complex()):
+                return given
+            before = self._given.get(id(given))
+            if before is not None and before.of(given):
+                given = before.follows
             if not path:
                 self._handed[id(given)] = given
-            if self._handed.get(id(given)) is given:
+                self._point_of.pop(id(given), None)
+            name = numbered(f"{path}{label}", self._begun[path])
+            if self._handed.get(id(given)) is given and name not in self.feed:
+                if (point := self._point_of.get(id(given))) is not None:
+                    self._aliases.setdefault(name, point)
                 return given
-            label = f"{path}{input_label(slot)}"
-            return self._meet(label, GIVEN, given, True, name=numbered(label, self._done[path] + 1))
+            follows = self._meet(f"{path}{label}", GIVEN, given, True, name=name)
+            self._given[id(given)] = _Given(given, given._version, follows)
+            return follows
 
-        positional = tuple(met(slot, given) for slot, given in enumerate(args))
-        return positional, {name: met(name, given) for name, given in kwargs.items()}
+        return map_inputs(getattr(type(module), "forward", module), args, kwargs, met)
 
     def leave(self, module: torch.nn.Module, _: Any, output: Any) -> Any:
         """A module ends; gives the output to go on with, None for the one there is, or where an error left none."""
         call = self._running.pop()
         path = call.path
-        self._done[path] += output is not None
+        if is_wrapper(module):
+            return None
 
         def visit(slot: str, leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
@@ -195,7 +225,7 @@ class Recording:
             shared = id(leaf) in call.given or self._handed.get(id(leaf)) is leaf
             return self._meet(f"{path or ROOT}{slot}", "module", leaf, shared, where)
 
-        where = "" if path else definition(type(module).forward)
+        where = "" if path else definition(getattr(type(module), "forward", None))
         replaced = map_arrays(output, visit, (torch.nn.Module,))
         return None if replaced is output else replaced
 
@@ -223,7 +253,9 @@ class Recording:
         self._known.append(module)
         for name, child in module.named_modules():
             self._paths.setdefault(id(child), without_wrappers(f"{prefix}.{name}".strip(".")))
-            if id(child) not in self._hooked and not isinstance(child, torch.jit.ScriptModule):  # which takes no hooks
+            if id(child) in self._hooked or is_wrapper(child):
+                continue
+            if not isinstance(child, torch.jit.ScriptModule):  # which takes no hooks of its own
                 self._undo.callback(child.register_forward_pre_hook(self.receive, with_kwargs=True).remove)
                 self._hooked.add(id(child))
 
@@ -279,6 +311,7 @@ class Recording:
             follows.register_hook(record.add_gradient)
             record.watched = True
         self._handed[id(follows)] = follows
+        self._point_of[id(follows)] = name
         return follows
 
 

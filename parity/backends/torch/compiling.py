@@ -25,7 +25,8 @@ def uncompiled() -> Iterator[None]:
 
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether a module, or one within, was compiled by torch.compile or by its own `compile()`."""
-    return any(_wraps(each) or each._compiled_call_impl is not None for each in module.modules())
+    modules = (each for each in module.modules() if not isinstance(each, torch.jit.ScriptModule))
+    return any(is_wrapper(each) or each._compiled_call_impl is not None for each in modules)
 
 
 def without_wrappers(path: str) -> str:
@@ -33,6 +34,7 @@ def without_wrappers(path: str) -> str:
     return re.sub(r"(^|\.)_orig_mod(?=\.|$)", "", path).strip(".")
 
 
-def _wraps(module: torch.nn.Module) -> bool:
+def is_wrapper(module: torch.nn.Module) -> bool:
+    """Whether a module is what torch.compile makes of another one."""
     dynamo = sys.modules.get("torch._dynamo")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)

@@ -40,8 +40,14 @@ def trace_islands(
     constant. `inputs` are those that the module's own arguments do not show.
     """
     trace = _Trace(module, side, inputs or {})
-    handles = [
-        module.register_forward_pre_hook(trace.take_inputs, with_kwargs=True),
+    handles = (
+        []
+        if isinstance(module, torch.jit.ScriptModule)
+        else [  # which takes no hooks of its own
+            module.register_forward_pre_hook(trace.take_inputs, with_kwargs=True)
+        ]
+    )
+    handles += [
         hooks.register_module_forward_pre_hook(trace.enter),
         hooks.register_module_forward_hook(trace.leave, always_call=True),
     ]
