@@ -6,10 +6,11 @@ input is the output of the first module, a point with a partner of its own; or i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .capture import GIVEN, Capture, Point, owner
+from .point_names import normalised
 
 Name = tuple[str, ...]
 
@@ -33,29 +34,36 @@ def pair_inputs(
     candidate: Capture,
     partner: Mapping[int, int],
     names: tuple[Sequence[Name], Sequence[Name]],
-    normalised: Callable[[str], Name],
 ) -> list[InputPair]:
     """For the inputs that have no partner, by the names of both sides' points as `normalised` has them."""
-    found = []
+    found: list[InputPair] = []
     for side, (own, other) in enumerate(((reference, candidate), (candidate, reference))):
-        done = ({*partner}, {*partner.values()})
-        index = {point.name: k for k, point in enumerate(other.points)}
+        done, index = ({*partner}, {*partner.values()}), {point.name: k for k, point in enumerate(other.points)}
+        taken = {(each.left, each.right)[side] for each in found}
         known = {normalised(alias): (alias, point) for alias, point in other.aliases.items() if point in index}
-        for k, point in enumerate(own.points):
-            if point.source != GIVEN or k in done[side] or names[side][k] not in known:
+        for k, name in _inputs(own, names[side]):
+            if k in done[side] or k in taken or name not in known:
                 continue
-            alias, name = known[names[side][k]]
-            there = other[name]
-            if there.fingerprint.numel != point.fingerprint.numel:
+            taken.add(k)
+            point, (alias, there) = own.points[k], known[name]
+            same = other[there]
+            if same.fingerprint.numel != point.fingerprint.numel:
                 continue
             place = None
-            if index[name] in done[1 - side]:
-                there = replace(there, name=alias, source=GIVEN, gradient=None)
-                place = k if side == 0 else _before(reference, owner(alias), index[name])
-            points = (point, there) if side == 0 else (there, point)
-            places = (k, index[name]) if side == 0 else (index[name], k)
+            if index[there] in done[1 - side]:
+                same = replace(same, name=alias, source=GIVEN, gradient=None)
+                place = k if side == 0 else _before(reference, owner(alias), index[there])
+            points = (point, same) if side == 0 else (same, point)
+            places = (k, index[there]) if side == 0 else (index[there], k)
             found.append(InputPair(points, *places, place))
     return found
+
+
+def _inputs(capture: Capture, names: Sequence[Name]) -> Iterator[tuple[int, Name]]:
+    """Points that modules are given, and how the input is called: inputs themselves, then what is a point otherwise."""
+    index = {point.name: k for k, point in enumerate(capture.points)}
+    yield from ((k, names[k]) for k, point in enumerate(capture.points) if point.source == GIVEN)
+    yield from ((index[point], normalised(alias)) for alias, point in capture.aliases.items() if point in index)
 
 
 def _before(capture: Capture, module: str, otherwise: int) -> float:

@@ -7,6 +7,7 @@ that goes away was inherited, and a second fault behind a first one shows by its
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from .errors import ParityUsageError
 from .findings import BORN, INHERITED, UNKNOWN, Finding, Unmatched
 from .formats import FORMATS
 from .layouts import Layout, layouts
-from .pairing import PointPair, pair_points, site
+from .pairing import PointPair, pair_points
+from .point_names import site
 from .result import Row
 from .runs import Arrays, is_float
 from .sides import Sides
@@ -61,7 +63,9 @@ class Localised:
     @property
     def begins(self) -> str:
         """What the reason of a verdict adds: the points where something is born, the first few of them."""
-        born = [finding.name for finding in self.findings if finding.birth == BORN]
+        names = [finding.name for finding in self.findings if finding.birth == BORN]
+        # of the parts that one module returns the first one stands for all
+        born = [*{re.sub(r":(?!in\b).*", "", name): name for name in reversed(names)}.values()][::-1]
         more = f" and {len(born) - MOST_BORN} more" if len(born) > MOST_BORN else ""
         return f"; it begins at {' and at '.join(born[:MOST_BORN])}{more}" if born else ""
 
@@ -103,7 +107,7 @@ def localise(
             notes.append(f"{label}: compiled; its points are those of the uncompiled run")
     notes += _blind(sides.labels, seen)
     rule = yardstick().rule
-    pairing = pair_points(seen[0], seen[1], points, SAME[precision])
+    pairing = pair_points(seen[0], seen[1], points, SAME[precision], inputs=not backward)
     pairs = pairing.pairs
     chosen = chosen_layouts(pairs)
 

@@ -64,6 +64,7 @@ def find_preset(name: str) -> Any:
 
     if name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, n=3)
+        near = [f"{name}.py"] if Path(f"{name}.py").is_file() else near
         advice = f"did you mean {' or '.join(near)}?" if near else "choose one of them"
         raise ParityUsageError(f"PRESET: one of {', '.join(PRESETS)}, got {name!r}; {advice}")
     return PRESETS[name]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
-from typing import NamedTuple
+from itertools import combinations
 
 import numpy as np
 
@@ -17,24 +15,7 @@ from .findings import Unmatched
 from .fingerprints import HUGE, distance, distances
 from .inputs import pair_inputs
 from .layouts import Layout, find_layouts
-
-#: words of one meaning
-_SYNONYMS = {
-    "h": "layer",
-    "layers": "layer",
-    "block": "layer",
-    "blocks": "layer",
-    "attention": "attn",
-    "layernorm": "norm",
-    "ln": "norm",
-    "rmsnorm": "norm",
-    "embeddings": "embed",
-    "embedding": "embed",
-    "emb": "embed",
-    "proj": "projection",
-}
-#: words that say nothing
-_GENERIC = {"model", "transformer", "module", "kernel", "weight", "self", "call", "layer"}
+from .point_names import Place, Site, normalised, similarities, site, unlayered
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +46,11 @@ class Pairing:
 
 
 def pair_points(
-    reference: Capture, candidate: Capture, explicit: Mapping[str, str] | None = None, tolerance: float = 1e-9
+    reference: Capture,
+    candidate: Capture,
+    explicit: Mapping[str, str] | None = None,
+    tolerance: float = 1e-9,
+    inputs: bool = True,
 ) -> Pairing:
     """Pairs the points of two captures one to one; a point that has no partner is told with the reason.
 
@@ -73,7 +58,8 @@ def pair_points(
     point has; those of equal names, of the same two places as in other layers, of the same call between the same
     neighbours; the most similar names; unless most layers say otherwise (queries and keys exchanged in one of them).
     Then, where a fault shows, values that differ, of equal size, in the same three ways. Arrays of one element or of
-    one number are recognised by name alone.
+    one number are recognised by name alone. Last, unless they are not wanted, the `inputs` of the same module: where
+    one side computes something before it that the other one does not, one of them is a point with another partner.
 
     Raises:
         ParityUsageError: the map names a point that is not there, or one twice.
@@ -88,7 +74,7 @@ def pair_points(
     sites = [site(point.name) for point in left], [site(point.name) for point in right]
     alone = equal & (equal.sum(0) == 1) & (equal.sum(1) == 1)[:, None]
     _join(partner, "value", np.argwhere(alone).tolist())
-    similar = _by_value(equal, gaps, _similarities(*names))
+    similar = _by_value(equal, gaps, similarities(*names))
     for wanted in (equal, sizes):
         for how, found in (
             ("name", lambda: _by_name(left, right, *names)),
@@ -105,29 +91,26 @@ def pair_points(
             _join(partner, "value", [(i, j) for i, j in similar if i not in mine and j not in theirs])
             _uncross(partner, sizes, sites, names)
     _join(partner, "value", similar)
-    aliases = pair_inputs(reference, candidate, {i: j for i, (j, _) in partner.items()}, names, normalised)
-    _join(partner, "input", [(each.left, each.right) for each in aliases if each.place is None])
-    standing = [each for each in aliases if each.place is not None]
-    pairs = []
-    for i, (j, how) in partner.items():
-        same = gaps[i, j] <= tolerance
-        layout = layout_between(left[i].value, right[j].value, tolerance) if same else None
-        pairs.append((float(i), PointPair(left[i], right[j], how, layout, float(gaps[i, j]))))
-    for each in standing:
-        one, other = each.points
-        gap = distance(one.fingerprint, other.fingerprint)
-        layout = layout_between(one.value, other.value, tolerance) if gap <= tolerance else None
-        pairs.append((float(each.place or 0), PointPair(one, other, "input", layout, gap)))
+    known = {i: j for i, (j, _) in partner.items()}
+    given = pair_inputs(reference, candidate, known, names) if inputs else []
+    _join(partner, "input", [(each.left, each.right) for each in given if each.place is None])
+    standing = [(each.place, each) for each in given if each.place is not None]
+    pairs = [(float(i), _pair(left[i], right[j], how, tolerance)) for i, (j, how) in partner.items()]
+    pairs += [(place, _pair(each.points[0], each.points[1], "input", tolerance)) for place, each in standing]
     pairs.sort(key=lambda pair: pair[0])
-    paired = {id(each.points[0]) for each in standing} | {id(each.points[1]) for each in standing}
-    taken = {j for j, _ in partner.values()}
-    mine = {*partner, *(i for i, point in enumerate(left) if id(point) in paired)}
-    taken |= {j for j, point in enumerate(right) if id(point) in paired}
+    mine, theirs = {*partner}, {j for j, _ in partner.values()}
+    mine, theirs = mine.union(each.left for _, each in standing), theirs.union(each.right for _, each in standing)
     lonely = [
         *_lonely("reference", left, mine, names[0], right, names[1]),
-        *_lonely("candidate", right, taken, names[1], left, names[0]),
+        *_lonely("candidate", right, theirs, names[1], left, names[0]),
     ]
     return Pairing(tuple(pair for _, pair in pairs), tuple(lonely))
+
+
+def _pair(one: Point, other: Point, how: str, tolerance: float) -> PointPair:
+    gap = distance(one.fingerprint, other.fingerprint)
+    layout = layout_between(one.value, other.value, tolerance) if gap <= tolerance else None
+    return PointPair(one, other, how, layout, gap)
 
 
 def layout_between(reference: np.ndarray, candidate: np.ndarray, tolerance: float = 1e-9) -> Layout | None:
@@ -149,66 +132,6 @@ def moderate(x: np.ndarray) -> np.ndarray:
     wide = np.asarray(x).astype(np.complex128 if x.dtype.kind == "c" else np.float64)
     ordinary = np.abs(wide) < HUGE
     return wide if ordinary.all() else np.where(ordinary, wide, np.nan)
-
-
-def normalised(name: str) -> tuple[str, ...]:
-    """The words of a name that tell one place from another, spelt alike for every framework.
-
-    Lower case, split at punctuation, CamelCase and digits; synonyms merged, words that say nothing dropped. Layers
-    without a number get that of the scan's iteration or of the repetition; any other iteration counts like "#2". An
-    einops pattern stays one word, and the first of several outputs is the output.
-    """
-    parts = _NAME.fullmatch(name)
-    assert parts is not None
-    path, call, slot = parts["path"] or parts["other"] or "", parts["call"] or "", parts["slot"] or ""
-    iterations = re.findall(r"\[(\d+)\]", path)
-    path = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", re.sub(r"\[\d+\]", "", path)).lower()
-    path = path.replace("layer_norm", "norm")
-    words, repeat = re.findall(r"[a-z]+|\d+", path), int(parts["repeat"] or 1)
-    words = [_SYNONYMS.get(word, word) for word in words]
-    numbered = len(words) > 1 or bool(iterations) or repeat > 1  # a lone "h" is a name, and no layer
-    for i, (word, following) in enumerate(pairwise((*words, ""))):
-        if word == "layer" and not following.isdigit() and numbered:
-            if iterations:
-                words[i] = iterations.pop(0)
-            else:
-                words[i], repeat = str(repeat - 1), 1
-            break
-    words = ([word for word in words if word not in _GENERIC] if numbered else words) + call.split(" ", 1) * bool(call)
-    words += [f"#{int(iteration) + 1}" for iteration in iterations if iteration != "0"]
-    return (*words, *([] if slot in ("", ":0") else [slot.lower()]), *([f"#{repeat}"] if repeat > 1 else []))
-
-
-#: path, then an einops call, then the slot within an output, then the number of the repetition
-_NAME = re.compile(
-    r"(?P<path>[^/':#]*?)/?(?P<call>\w+ '[^']*')?(?P<slot>:[^#]*)?(?:#(?P<repeat>\d+))?|(?P<other>.*)", re.S
-)
-
-
-class Place(NamedTuple):
-    """What a point shares with its like in other layers."""
-
-    path: str
-    call: str
-    slot: str
-    repeat: str
-
-
-class Site(NamedTuple):
-    """A place and the numbers that were in its path, of layer or iteration; a tap has that of the repetition."""
-
-    place: Place
-    numbers: tuple[int, ...]
-
-
-def site(name: str) -> Site:
-    """A name without its numbers, and these."""
-    parts = _NAME.fullmatch(name)
-    assert parts is not None
-    path, repeat = parts["path"] or parts["other"] or "", parts["repeat"] or "1"
-    call, numbers = parts["call"] or "", tuple(map(int, re.findall(r"\d+", path)))
-    place = Place(re.sub(r"\d+", "", path), call, parts["slot"] or "", repeat if numbers else "")
-    return Site(place, numbers or (() if call else (int(repeat),)))
 
 
 def _mapped(left: Sequence[Point], right: Sequence[Point], explicit: Mapping[str, str]) -> list[tuple[int, int]]:
@@ -249,18 +172,14 @@ def _by_site(
     """The same place of the same layer, whose number stands within the path in a list and behind it in a scan."""
     places: dict[object, list[int]] = defaultdict(list)
     for j, (place, numbers) in enumerate(others):
-        places[_unlayered(place), numbers].append(j)
+        places[unlayered(place), numbers].append(j)
     return [
         (i, found[0])
         for i, (place, numbers) in enumerate(sites)
-        if len(found := places[_unlayered(place), numbers]) == 1
+        if len(found := places[unlayered(place), numbers]) == 1
         and numbers
         and _numel(left[i]) == _numel(right[found[0]])
     ]
-
-
-def _unlayered(place: Place) -> Place:
-    return place._replace(path=".".join(word for word in re.split(r"[.\[\]]+", place.path) if word))
 
 
 def _join(partner: dict[int, tuple[int, str]], how: str, found: Sequence[Sequence[int]]) -> None:
@@ -365,27 +284,6 @@ def _by_order(
         if len(found) == len(gaps[1].get(key, ()))
         for each in zip(found, gaps[1][key], strict=True)
     ]
-
-
-def _similarities(names: Sequence[tuple[str, ...]], others: Sequence[tuple[str, ...]]) -> np.ndarray:
-    """(len(names), len(others)): shared words and pairs of neighbours (Dice), halved where the numbers differ."""
-    features = [_features(name) for name in (*names, *others)]
-    index = {feature: k for k, feature in enumerate(sorted(set().union(*features)))} if features else {}
-    table = np.zeros((len(features), len(index)))
-    for row, found in zip(table, features, strict=True):
-        row[[index[feature] for feature in found]] = 1
-    a, b = table[: len(names)], table[len(names) :]
-    dice = 2 * a @ b.T / np.maximum(a.sum(1)[:, None] + b.sum(1), 1)
-    numbers = {name: tuple(word for word in name if word.isdigit()) for name in (*names, *others)}
-    codes = {number: k for k, number in enumerate(dict.fromkeys(numbers.values()))}
-    rows, columns = ([codes[numbers[name]] for name in side] for side in (names, others))
-    same = np.array(rows, int)[:, None] == np.array(columns, int)
-    return np.where(same, dice, dice / 2)
-
-
-def _features(name: tuple[str, ...]) -> set[tuple[str | int, ...]]:
-    """Each word with its number of occurrence, and each pair of neighbours."""
-    return {(word, name[:k].count(word)) for k, word in enumerate(name)} | {("", *pair) for pair in pairwise(name)}
 
 
 def _lonely(

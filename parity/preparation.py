@@ -164,7 +164,10 @@ def _loaded(prepared: Prepared) -> Prepared:
     link = converted(matched.link, reference, candidate)
     notes = link.notes if isinstance(link, Converted) else ()
     if not matched.link.trivial:
-        notes = (*notes, f"weights paired by value: {matched.link.told}")
+        notes = (*notes, f"weights paired by value: {matched.link.told or 'none'}")
+    sides = zip(prepared.sides.labels, link.apart, strict=True)
+    if alone := [f"{len(names)} of {label}'s" for label, names in sides if names]:
+        notes = (*notes, f"weights that only one side has, by value: {' and '.join(alone)}; load the same into both")
     return replace(_linked(prepared, link, reference), unpaired=link.apart, notes=notes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import flax.linen as nn
@@ -12,7 +13,7 @@ import pytest
 import torch
 from flax import nnx
 
-from parity import Linen, Pair, check
+from parity import Linen, Pair, ParityUsageError, check
 from parity.backends.jax.harvest import captured
 from parity.backends.torch.capture import capturing
 from parity.capture import Capture, Point, owner
@@ -265,3 +266,216 @@ def test_a_fault_of_the_model_that_is_compiled_is_found_inside_it():
         result = check(replace(pair, candidate=candidate), **QUICK)
         assert [finding.candidate for finding in result.findings if finding.birth == "born here"] == ["norm:in"]
         assert not torch.nn.modules.module._has_any_global_hook()
+
+
+class Between(torch.nn.Module):
+    """An activation between two modules, or none; as a module of its own, or not."""
+
+    def __init__(self, activation="tanh", module=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+        self.act = {"tanh": torch.nn.Tanh(), "relu": torch.nn.ReLU()}[activation] if module else None
+        self.activation = activation
+
+    def forward(self, x):
+        hidden = self.up(x)
+        if self.act is not None:
+            return self.down(self.act(hidden))
+        return self.down(
+            {"tanh": torch.tanh, "relu": torch.relu, "none": lambda hidden: hidden}[self.activation](hidden)
+        )
+
+
+class NnxBetween(nnx.Module):
+    def __init__(self, activation="tanh"):
+        self.up, self.down = nnx.Linear(4, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 3, rngs=nnx.Rngs(0))
+        self.activation = activation
+        for name, layer in Between().named_children():
+            mine = getattr(self, name)
+            mine.kernel[...], mine.bias[...] = (
+                jnp.asarray(each.detach().numpy()) for each in (layer.weight.T, layer.bias)
+            )
+
+    def __call__(self, x):
+        hidden = self.up(x)
+        return self.down(
+            {"tanh": jnp.tanh, "relu": jax.nn.relu, "none": lambda hidden: hidden}[self.activation](hidden)
+        )
+
+
+def born(reference, candidate, inputs=rows_of):
+    result = check(Pair("between", reference, candidate, inputs=inputs), **QUICK)
+    assert result.verdict == "FAIL"
+    assert not [line for line in result.unseen if "capturing moved" in line]
+    return [finding.name for finding in result.findings if finding.birth == "born here"]
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "name"),
+    [
+        (Between(), Between("none"), "down:in"),
+        (Between("none"), Between(), "down:in"),
+        (Between(), NnxBetween("none"), "down:in"),
+        (Between("none"), NnxBetween(), "down:in"),
+        (NnxBetween(), Between("none"), "down:in"),
+        (Between("tanh", True), NnxBetween("relu"), "act = down:in"),
+        (NnxBetween("relu"), Between("tanh", True), "down:in = act"),
+        (Between("tanh", True), Between("none"), "act = down:in"),
+        (Between("none"), Between("tanh", True), "down:in = act"),
+    ],
+)
+def test_what_one_side_alone_computes_is_born_in_what_the_next_module_is_given(reference, candidate, name):
+    assert born(reference, candidate) == [name]
+
+
+class Twice(torch.nn.Module):
+    """One tensor given twice to a module that asks whether it is one, and to another one for the second time."""
+
+    class Same(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.key = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), None
+
+        def forward(self, q, k):
+            before, self.key = self.key, k
+            return self.one(q) if q is k or before is k else self.two(q) + self.one(k)
+
+    def __init__(self, eps=1e-5):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.same, self.norm = torch.nn.Linear(4, 4), self.Same(), torch.nn.LayerNorm(4, eps=eps)
+
+    def forward(self, x):
+        hidden = self.up(x) + 1
+        return self.norm(self.same(hidden, hidden) + self.same(self.up(x), hidden))
+
+
+class Attends(torch.nn.Module):
+    def __init__(self, factor=1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention, self.factor = torch.nn.MultiheadAttention(4, 2, batch_first=True), factor
+
+    def forward(self, x):
+        hidden = torch.tanh(x[None]) * self.factor
+        return self.attention(hidden, hidden, hidden, need_weights=False)[0]
+
+
+class Gives(torch.nn.Module):
+    """Modules that give nothing, are given a parameter, or fail and are called again."""
+
+    class Cache(torch.nn.Module):
+        def forward(self, x, items):
+            items.append(x)
+
+    class Gate(torch.nn.Module):
+        def forward(self, x, w):
+            return x * w if isinstance(w, torch.nn.Parameter) else x * w * 2
+
+    class Narrow(torch.nn.Linear):
+        def forward(self, x):
+            if x.shape[-1] != 4:
+                raise ValueError("narrow")
+            return super().forward(x)
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.cache, self.gate, self.narrow = self.Cache(), self.Gate(), self.Narrow(4, 4)
+        self.weight, self.factor = torch.nn.Parameter(torch.rand(4)), factor
+
+    def forward(self, x):
+        items = []
+        self.cache(x * 2, items)
+        self.cache(torch.tanh(x) * self.factor, items)
+        with suppress(ValueError):
+            self.narrow(x[:, :3] * 2)
+        return self.narrow(self.gate(sum(items), self.weight))
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "names"),
+    [
+        (Twice(), Twice(1e-3), ["norm"]),
+        (Attends(), Attends(0.9), ["attention:in"]),
+        (Gives(), Gives(0.9), ["cache:in#2"]),
+    ],
+)
+def test_capture_keeps_what_modules_ask_of_their_arguments(reference, candidate, names):
+    assert born(reference, candidate) == names
+
+
+def test_a_constant_that_is_read_as_a_number_stays_one_in_jax():
+    scale = jnp.asarray(1.5)
+
+    class Scaled(nnx.Module):
+        def __init__(self, factor):
+            self.linear, self.factor = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), factor
+
+        def __call__(self, x, scale):
+            return self.linear(x) * float(scale) * self.factor
+
+    class Outer(nnx.Module):
+        def __init__(self, factor=1.0):
+            self.scaled, self.out = Scaled(factor), nnx.Linear(4, 4, rngs=nnx.Rngs(1))
+
+        def __call__(self, x):
+            return self.out(self.scaled(jnp.sin(x), scale=scale))
+
+    assert born(Outer(), Outer(1.01)) == ["scaled"]
+
+
+def test_a_shared_module_that_is_compiled_keeps_its_names():
+    class Shared(torch.nn.Module):
+        def __init__(self, factor=1.0, compiled=False):
+            super().__init__()
+            torch.manual_seed(0)
+            block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+            self.block, self.factor = torch.compile(block, backend="eager") if compiled else block, factor
+
+        def forward(self, x):
+            return self.block(torch.cos(self.block(torch.sin(self.block(x)) * self.factor)))
+
+    torch._dynamo.reset()
+    assert born(Shared(), Shared(1.01, compiled=True)) == ["block:in#2"]
+
+
+def test_a_module_that_compiled_itself_is_refused_for_a_copy_would_not_be():
+    model = Residual()
+    model.norm.compile(backend="eager")
+    with pytest.raises(ParityUsageError, match=r"got LayerNorm after its own compile\(\).*give torch.compile"):
+        check(Pair("compiled", Residual(), model, inputs=rows_of), **QUICK)
+
+
+def test_a_scripted_module_is_compared_and_shows_what_it_returns():
+    assert born(torch.jit.script(Residual()), Residual(0.9)) == ["model"]
+
+
+def test_layers_in_a_scan_are_those_of_a_list():
+    layers = [torch.nn.Linear(4, 4).double() for _ in range(3)]
+
+    class Listed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(layers)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(torch.tanh(x))
+            return x
+
+    class Scanned(nnx.Module):
+        def __init__(self, factor):
+            self.layers = nnx.vmap(lambda rngs: nnx.Linear(4, 4, rngs=rngs))(nnx.Rngs(0).split(3))
+            self.layers.kernel[...] = jnp.stack([jnp.asarray(each.weight.detach().numpy().T) for each in layers])
+            self.layers.bias[...] = jnp.stack([jnp.asarray(each.bias.detach().numpy()) for each in layers])
+            self.factor = factor
+
+        def __call__(self, x):
+            def one(layer, x):
+                return layer(jnp.tanh(x) * self.factor)
+
+            return nnx.scan(one, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.layers, x)
+
+    assert born(Listed().float(), Scanned(0.9)) == [f"layers.{i}:in = layers[{i}]:in" for i in range(3)]

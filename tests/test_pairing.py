@@ -10,7 +10,8 @@ import pytest
 from parity import ParityUsageError
 from parity.capture import Capture, Point, map_arrays
 from parity.fingerprints import BLOCK, distance, fingerprint
-from parity.pairing import layout_between, normalised, pair_points
+from parity.pairing import layout_between, pair_points
+from parity.point_names import normalised
 
 RNG = np.random.Generator(np.random.PCG64(5))
 X = RNG.normal(size=(2, 3, 5, 7))

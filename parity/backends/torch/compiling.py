@@ -24,9 +24,16 @@ def uncompiled() -> Iterator[None]:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether a module, or one within, was compiled by torch.compile or by its own `compile()`."""
-    modules = (each for each in module.modules() if not isinstance(each, torch.jit.ScriptModule))
-    return any(is_wrapper(each) or each._compiled_call_impl is not None for each in modules)
+    """Whether a module, or one within, is what torch.compile makes of another one."""
+    return any(map(is_wrapper, module.modules()))
+
+
+def compiled_in_place(module: torch.nn.Module) -> str:
+    """The class of the first module within that was compiled by its own `compile()`; empty where none was."""
+    for each in module.modules():
+        if not isinstance(each, torch.jit.ScriptModule) and each._compiled_call_impl is not None:
+            return type(each).__name__
+    return ""
 
 
 def without_wrappers(path: str) -> str:

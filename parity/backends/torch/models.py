@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 from ...draws import Dropout
+from ...errors import ParityUsageError
 from ...pair import Torch
 from ...recognition import recognised
 from ...runs import Arrays, check_names, is_float
 from ...trees import Form, is_array, leaves, rebuilt, to_array
+from .compiling import compiled_in_place
 from .draws import replacing_dropout
 from .islands import state_of
 from .versions import DTYPES, from_numpy
@@ -53,13 +55,18 @@ class Model:
         dropout: as the pair has it.
 
     Raises:
-        ParityUsageError: a module whose parameters are not those that the pair gives.
+        ParityUsageError: a module whose parameters are not those that the pair gives; one that was compiled in place.
     """
 
     def __init__(self, role: str, given: Any, weights: Arrays | None, form: Form, dropout: str | None = None):
         self.role, self.given, self.weights, self.form = role, given, weights, form
         self.side = self._side("float32")
         original = self._module(self.side)
+        if inside := compiled_in_place(original):
+            raise ParityUsageError(
+                f"{self.side.label}: a module as it is, or as torch.compile(module) gives it, got {inside} after "
+                "its own compile(), which a copy does not keep; give torch.compile(module)"
+            )
         named = dict(original.named_parameters())
         if weights is not None:
             check_names(self.side.label, weights, named)
