@@ -141,13 +141,14 @@ class Stages:
         return True
 
     def without_float64(self) -> list[str]:
-        """The roles of the sides that do not run in float64, and do at a precision that was asked for; else none.
+        """The roles of the sides that do not run in float64, and do at a precision that was asked for (or in float32).
 
         What fails everywhere, or for a name that is not there, is no matter of precision.
         """
         runners = {"reference": self.sides.reference, "candidate": self.sides.candidate}
         unable = [role for role, runner in runners.items() if not self.runs(runner, "float64")]
-        able = [role for role in unable if any(self.runs(runners[role], each) for each in self.options.precisions)]
+        others = self.options.precisions or ("float32",)
+        able = [role for role in unable if any(self.runs(runners[role], each) for each in others)]
         return unable if unable == able else []
 
     def islands(self) -> list[Island]:

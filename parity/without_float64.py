@@ -79,7 +79,7 @@ def without_float64(stages: Stages, unpaired: Sequence[Row], error: NoFloat64Err
     Raises:
         ParityUsageError: what the error says, where it is not the model that fails, or that fails in all else as well.
     """
-    slip = isinstance(error.__cause__, NAMELESS)
+    slip = isinstance(error.__cause__, NAMELESS) or not stages.options.precisions
     unable = [] if stages.exact[0] or slip else stages.without_float64()
     if not unable:
         raise ParityUsageError(str(error)) from error.__cause__

@@ -211,6 +211,7 @@ def test_float32_that_stops_a_float64_run_is_widened_and_then_the_functions_are_
     assert {row.stage for row in result.rows} == {"float64", "float32"}
     with pytest.raises(ParityUsageError, match="got RuntimeError: expected m1 and m2 to have the same dtype"):
         check(Pair("mixed", Mixed(), Mixed(), inputs=rows_of), precisions=("bfloat16",))
+    assert check(Pair("mixed", Mixed(), Mixed(cast=cast), inputs=rows_of), precisions=()).rung == "float32-island"
     result = check(Pair("mixed", Mixed(), Mixed(1.001, cast), inputs=rows_of))
     assert (result.verdict, result.rung) == ("FAIL", "different")
     assert result.reason.endswith("; it begins at down:in")
