@@ -17,7 +17,7 @@ from .result import Row
 from .rows import Batches
 from .runners import Runner
 from .runs import Arrays, Path, running
-from .sides import perturbed, rounded
+from .sides import neighbours, perturbed, rounded
 from .stages import Stages, is_narrow
 from .streams import STREAM_STEPS, gradient_streams, stream_path
 
@@ -66,13 +66,9 @@ def _run_accuracy(stages: Stages, weights: Arrays, precision: str) -> list[Row]:
     @cache
     def moved() -> list[tuple[Batches, Batches]]:
         """What the exact results of the reference become from numbers that are one unit in the last place away."""
-        runs = []
-        for index in range(TWINS):
-            seed = [stages.options.seed, index]
-            near = [perturbed(batch, precision, [*seed, 1]) for batch in pooled]
-            twin = stages.sides.reference_run(perturbed(weights, precision, seed), near, "float64")
-            runs.append(kinds_of((twin, twin)))
-        return runs
+        near = neighbours(weights, pooled, precision, stages.options.seed, TWINS)
+        twins = (stages.sides.reference_run(*each, "float64") for each in near)
+        return [kinds_of((twin, twin)) for twin in twins]
 
     def response(kind: int, name: str) -> float:
         exact = [batch[name] for batch in truths[kind].reference]

@@ -189,16 +189,8 @@ def own_bound(rounded: float, errors: int, floor: Bound, response: float) -> Bou
         floor: what is never too much.
         response: relative root mean square change of the exact result by one unit in the last place of what it is of.
     """
-    slack = max(OWN_SLACK, chance(errors))
-    value = slack * (rounded + response)
-    if value < floor.value:
-        return floor
-    why = "convention" if slack == OWN_SLACK else f"chance over {errors} errors"
-    return Bound(
-        value,
-        f"{slack:.3g} ({why}) x (one rounding + {response:.2g}, which one unit in the last place of weights and inputs "
-        "does to the exact result)",
-    )
+    what = "which one unit in the last place of weights and inputs does to the exact result"
+    return _by_units(rounded, errors, floor, response, what)
 
 
 def twin_bound(rounded: float, errors: int, floor: Bound, moved: float) -> Bound:
@@ -213,16 +205,18 @@ def twin_bound(rounded: float, errors: int, floor: Bound, moved: float) -> Bound
         floor: what is never too much.
         moved: the largest relative root mean square change of the reference's result among its twins.
     """
+    what = "by which the reference moves when weights and inputs are one unit in the last place off"
+    return _by_units(rounded, errors, floor, moved, what)
+
+
+def _by_units(rounded: float, errors: int, floor: Bound, moved: float, what: str) -> Bound:
+    """A multiple of one rounding and what one unit in the last place moves, of which `what` is the description."""
     slack = max(OWN_SLACK, chance(errors))
     value = slack * (rounded + moved)
     if value < floor.value:
         return floor
     why = "convention" if slack == OWN_SLACK else f"chance over {errors} errors"
-    return Bound(
-        value,
-        f"{slack:.3g} ({why}) x (one rounding + {moved:.2g}, by which the reference moves when weights and inputs are "
-        "one unit in the last place off)",
-    )
+    return Bound(value, f"{slack:.3g} ({why}) x (one rounding + {moved:.2g}, {what})")
 
 
 def scale_bound(apart: Sequence[float], errors: Sequence[float], rounded: float, count: int) -> Bound:

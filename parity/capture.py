@@ -101,9 +101,8 @@ class Capture:
             if (other := next(same, None)) is not None:
                 first[k] = first.get(other, other)
         kept = tuple(point for k, point in enumerate(self.points, len(batch)) if k not in first)
-        names = ["", *(point.name for point in self.points)]
-        index = {k: max(0, k - len(batch) + 1) for k in range(len(known))}
-        dropped = {names[index[k]]: names[index[other]] for k, other in first.items() if index[other]}
+        names = [""] * len(batch) + [point.name for point in self.points]
+        dropped = {names[k]: names[other] for k, other in first.items() if names[other]}
         aliases = {name: dropped.get(point, point) for name, point in self.aliases.items()}
         return replace(self, points=kept, aliases={**aliases, **dropped})
 

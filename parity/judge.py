@@ -68,11 +68,7 @@ class Judge(RowMaker):
                 # float32 has left its range and cannot be the scale
                 bound = max(bound, path_floor("float64", self.roundings), key=lambda each: each.value)
             rows.append(self.row(exact, name, "float64", relative(other, truth), bound, other))
-        for name in exact.names(floating=False):
-            sides = [[batch[name] for batch in side] for side in (exact.reference, exact.candidate)]
-            share = pooled([different(a, b) for a, b in zip(*sides, strict=True)])
-            rows.append(self.row(exact, name, "float64", share, Bound(0.0, "no float: every element equal"), sides[1]))
-        return rows
+        return rows + self.choices(exact, "float64")
 
     def in_range(self, given: Arrays, narrow: Arrays, precision: str) -> list[Row]:
         """Weights that a precision cannot hold: both sides would compute with infinities, and agree."""

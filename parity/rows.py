@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .bounds import Bound
-from .compare import Structure, misplaced, non_finite, not_a_number, structure
+from .compare import Structure, different, misplaced, non_finite, not_a_number, pooled, structure
 from .result import Row
 from .runs import Arrays, is_float
 
@@ -94,6 +94,15 @@ class RowMaker:
             derivation,
             verdict,
         )
+
+    def choices(self, batches: Batches, stage: str) -> list[Row]:
+        """Whole numbers and truth values of one side against the other's: a share of 0 differs."""
+        rows = []
+        for name in batches.names(floating=False):
+            mine, theirs = ([batch[name] for batch in side] for side in (batches.reference, batches.candidate))
+            share = pooled([different(a, b) for a, b in zip(mine, theirs, strict=True)])
+            rows.append(self.row(batches, name, stage, share, Bound(0.0, "no float: every element equal"), theirs))
+        return rows
 
     def broken(self, batches: Batches, stage: str) -> list[Row]:
         """Rows for the tensors that cannot be compared."""

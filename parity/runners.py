@@ -132,15 +132,19 @@ class Around:
     def aliases(self, aliases: Mapping[str, str]) -> None:
         self.runner.aliases = aliases
 
+    def model_at(self, precision: str) -> Runner:
+        """The runner whose model is run at a precision."""
+        return self.runner
+
     def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
         """Outputs and gradients of one batch."""
-        return self.runner.run(weights, batch, precision, lifted=lifted)
+        return self.model_at(precision).run(weights, batch, precision, lifted=lifted)
 
     def steps(
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
     ) -> Iterator[Step]:
         """One optimizer step per batch."""
-        return self.runner.steps(points, batches, precision, lifted=lifted)
+        return self.model_at(precision).steps(points, batches, precision, lifted=lifted)
 
     def follow(
         self, points: Sequence[Arrays], gradients: Sequence[Arrays], precision: str, *, lifted: bool = False
@@ -167,7 +171,7 @@ class Around:
         lifted: bool = False,
     ) -> tuple[Arrays, Capture]:
         """A run of one batch whose points are seen."""
-        return self.runner.capture(weights, batch, precision, feed=feed, back=back, lifted=lifted)
+        return self.model_at(precision).capture(weights, batch, precision, feed=feed, back=back, lifted=lifted)
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where a float64 run drops to a lower precision."""

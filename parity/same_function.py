@@ -15,9 +15,6 @@ from .preparation import WEIGHTS
 from .result import Row
 from .stages import Stages
 
-#: What a side raises for a slip in a line that only a float64 run comes to: no refusal of a precision.
-NAMELESS = (NameError, AttributeError)
-
 
 @dataclass
 class Judged:
@@ -63,7 +60,7 @@ def same_function(stages: Stages, unpaired: Sequence[Row]) -> Judged:
 
 def _widened_alone(stages: Stages, unpaired: Sequence[Row], error: NoFloat64Error) -> Judged:
     """A side that cannot be run in float64 for the float32 that it makes on the way: with that widened, it may be."""
-    if stages.exact[0] or isinstance(error.__cause__, NAMELESS) or not stages.without_float64():
+    if not stages.refusing_float64(error):
         raise error
     stages.progress("float64: looking for the float32 that stops the float64 runs")
     try:

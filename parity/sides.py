@@ -196,6 +196,15 @@ def rounded(arrays: Arrays, precision: str) -> dict[str, np.ndarray]:
     return kept
 
 
+def neighbours(
+    weights: Arrays, batches: Sequence[Arrays], precision: str, seed: int, count: int
+) -> Iterator[tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]]:
+    """Weights and batches that are one unit in the last place away, so many times over."""
+    for index in range(count):
+        near = [perturbed(batch, precision, [seed, index, 1]) for batch in batches]
+        yield perturbed(weights, precision, [seed, index]), near
+
+
 def perturbed(weights: Arrays, precision: str, seed: Sequence[int]) -> dict[str, np.ndarray]:
     """Floats moved by one unit in the last place of `precision`, up or down at random."""
     generator = np.random.Generator(np.random.PCG64(seed))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from .constants import excused
 from .curves import curve_rows
 from .derivative import derivative_rows
 from .draws import SHARED, refuse_any_draws, refuse_other_draws
-from .errors import ParityUsageError
+from .errors import NoFloat64Error, ParityUsageError
 from .formats import FORMATS
 from .islands import Island
 from .judge import Judge
@@ -34,6 +35,9 @@ from .trees import ALONE
 from .yardsticks import ByFloat32, Yardstick
 
 Progress = Callable[[str], None]
+
+#: What a side raises for a slip in a line that only a float64 run comes to: no refusal of a precision.
+SLIPS = (NameError, AttributeError)
 
 #: Between the rounding of float64, which another order of a sum may change, and a value.
 CHANCE = 2.0**-26
@@ -140,16 +144,21 @@ class Stages:
             return False
         return True
 
-    def without_float64(self) -> list[str]:
-        """The roles of the sides that do not run in float64, and do at a precision that was asked for (or in float32).
+    def refusing_float64(self, error: NoFloat64Error) -> Sequence[str]:
+        """The roles of the sides whose models do not run in float64; none where its error is about something else.
 
-        What fails everywhere, or for a name that is not there, is no matter of precision.
+        What fails everywhere, in the optimizer, or for a name that is not there, is no matter of the model's precision.
         """
+        return () if self.exact[0] or isinstance(error.__cause__, SLIPS) else self._refusing
+
+    @cached_property
+    def _refusing(self) -> Sequence[str]:
+        """Those that do run at a precision that was asked for, or in float32; none if one runs at none."""
         runners = {"reference": self.sides.reference, "candidate": self.sides.candidate}
         unable = [role for role, runner in runners.items() if not self.runs(runner, "float64")]
         others = self.options.precisions or ("float32",)
         able = [role for role in unable if any(self.runs(runners[role], each) for each in others)]
-        return unable if unable == able else []
+        return unable if unable == able else ()
 
     def islands(self) -> list[Island]:
         """Where the stage that same_function ended with is less than float64: the model, or the optimizer."""

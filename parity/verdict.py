@@ -20,7 +20,7 @@ from .result import Result, Row
 from .same_function import Judged, first_of, is_misfit, same_function
 from .stages import Progress, Stages
 from .thorough import thorough_rows
-from .without_float64 import compare_choices, look_inside, twin_precision, without_float64
+from .without_float64 import borrowed_precision, look_inside, twin_precision, without_float64
 from .work import FORWARD_BACKWARD, Work
 
 #: Weights of each side that a reason names.
@@ -106,8 +106,9 @@ def _precisions(stages: Stages, judged: Judged) -> None:
 
 def _judged_at(precision: str, stages: Stages) -> list[Row]:
     """The rows of a working precision."""
-    rows = (twin_precision if stages.by_twins else working_precision)(stages, precision)
-    return compare_choices(stages, rows) if stages.instead and precision == "float32" else rows
+    if stages.by_twins:
+        return twin_precision(stages, precision)
+    return borrowed_precision(stages, precision) if stages.instead else working_precision(stages, precision)
 
 
 def _failing(stages: Stages, row: Row) -> str:
@@ -184,11 +185,9 @@ LATER: tuple[Callable[[Stages, Judged], None], ...] = (_precisions, _inside, _th
 def _left_out(stages: Stages, judged: Judged) -> None:
     """A PASS of less than was asked for says so where it is read; of a precision that does not run every verdict."""
     left_out = [f"; left out: {each}" for each in stages.unable]
-    if not judged.passes:
-        judged.reason = "".join([judged.reason, *left_out])
-    if stages.left_out:
+    if judged.passes and stages.left_out:
         left_out.append(f"; left out, the budget being over: {', '.join(stages.left_out)}")
-    if judged.passes and left_out:
+    if left_out:
         judged.reason = "".join([judged.reason or "what was compared agrees", *left_out])
 
 

@@ -6,31 +6,25 @@ function: the result has no rung, and its reason says by what they were held aga
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from .accuracy import TWINS, single_operations, stream_accuracy
-from .bounds import Bound, path_floor, twin_bound
-from .capture import Capture
-from .compare import different, error_of, independent_errors
-from .compare import pooled as pooled_share
+from .accuracy import TWINS, single_operations, stream_accuracy, working_precision
+from .compare import error_of
 from .draws import Shape
 from .errors import NoFloat64Error, ParityUsageError
-from .formats import FORMATS
+from .judge import Judge
 from .kinds import all_same_bits, kinds_of
 from .localise import Localised, localise
 from .result import Row
-from .rows import Batches, RowMaker
+from .rows import Batches
 from .runners import Around, Runner
-from .runs import Arrays, Run, Step
-from .same_function import NAMELESS, Judged, first_of
-from .sides import perturbed, rounded
+from .runs import Arrays, Run, is_float
+from .same_function import Judged, first_of
+from .sides import neighbours, rounded
 from .stages import Stages, is_narrow
 from .ties import without_ties
-from .yardsticks import ByTwins
+from .yardsticks import ByTwins, bound_by_twins
 
 
 @dataclass
@@ -44,30 +38,8 @@ class Borrowing(Around):
         """The shapes of the shared random draws of the other side's last run, which was in float64."""
         return self.other.draws
 
-    def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
-        """Outputs and gradients of one batch."""
-        return self._at(precision).run(weights, batch, precision, lifted=lifted)
-
-    def steps(
-        self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
-    ) -> Iterator[Step]:
-        """One optimizer step per batch."""
-        return self._at(precision).steps(points, batches, precision, lifted=lifted)
-
-    def capture(
-        self,
-        weights: Arrays,
-        batch: Arrays,
-        precision: str,
-        *,
-        feed: Arrays | None = None,
-        back: Arrays | None = None,
-        lifted: bool = False,
-    ) -> tuple[Arrays, Capture]:
-        """A run of one batch whose points are seen."""
-        return self._at(precision).capture(weights, batch, precision, feed=feed, back=back, lifted=lifted)
-
-    def _at(self, precision: str) -> Runner:
+    def model_at(self, precision: str) -> Runner:
+        """The other side's in float64."""
         return self.other if precision == "float64" else self.runner
 
 
@@ -79,19 +51,17 @@ def without_float64(stages: Stages, unpaired: Sequence[Row], error: NoFloat64Err
     Raises:
         ParityUsageError: what the error says, where it is not the model that fails, or that fails in all else as well.
     """
-    slip = isinstance(error.__cause__, NAMELESS) or not stages.options.precisions
-    unable = [] if stages.exact[0] or slip else stages.without_float64()
+    unable = stages.refusing_float64(error) if stages.options.precisions else ()
     if not unable:
         raise ParityUsageError(str(error)) from error.__cause__
-    sides = stages.sides
-    runners = {"reference": sides.reference, "candidate": sides.candidate}
-    why = f"no float64: {error.said}"
+    sides, why = stages.sides, f"no float64: {error.said}"
     if len(unable) == 1:
         (role,) = unable
-        able = sides.candidate if role == "reference" else sides.reference
-        label = runners[role].label
-        setattr(sides, role, Borrowing(runners[role], able))
-        stages.instead = f"{able.label}'s float64 is the truth for both, {label} having {why}"
+        able, without = sides.reference, sides.candidate
+        if role == "reference":
+            able, without = without, able
+        setattr(sides, role, Borrowing(without, able))
+        stages.instead = f"{able.label}'s float64 is the truth for both, {without.label} having {why}"
         stages.outputs_and_gradients()  # of one and the same side: what they leave behind is what is wanted
         stages.model_steps()
     else:
@@ -115,20 +85,18 @@ def twin_precision(stages: Stages, precision: str) -> list[Row]:
     low = stages.sides.run(weights, pooled, precision)
     stages.bitwise &= all_same_bits(low)
     twins = []
-    for index in range(TWINS):
+    for index, near in enumerate(neighbours(weights, pooled, precision, stages.options.seed, TWINS)):
         stages.progress(f"{precision}: twin {index + 1} of {TWINS}, one unit in the last place away")
-        seed = [stages.options.seed, index]
-        near = [perturbed(batch, precision, [*seed, 1]) for batch in pooled]
-        twins.append(stages.sides.reference_run(perturbed(weights, precision, seed), near, precision))
-    kinds = kinds_of(low)
+        twins.append(stages.sides.reference_run(*near, precision))
     by_kind = zip(*(kinds_of((twin, twin)) for twin in twins), strict=True)
-    for kind, moved in zip(kinds, by_kind, strict=True):
+    for kind, moved in zip(kinds_of(low), by_kind, strict=True):
         if stages.options.grads or kind.kind != "gradient":
-            references = [twin.reference for twin in moved]
-            rows += like_twins(stages.judge, kind, references, precision, stages.judge.roundings)
+            rows += like_twins(stages.judge, kind, [twin.reference for twin in moved], precision)
     if stages.optimizes:
         stages.progress(f"{precision}: optimizers on synthetic gradients")
         rows += stream_accuracy(stages, precision)
+    if precision == "float32":
+        rows += _choices(stages, low, weights, pooled)
     return rows + (single_operations(stages, precision) if is_narrow(precision) else [])
 
 
@@ -139,15 +107,12 @@ def look_inside(stages: Stages, judged: Judged) -> None:
     if not failed:
         return
     stages.progress("float32: looking inside for where it begins")
-    sides, seed = stages.sides, stages.options.seed
+    sides = stages.sides
     weights, batch = rounded(stages.weights, "float32"), rounded(stages.pooled[0], "float32")
 
     def by_twins() -> ByTwins:
-        twins = []
-        for index in range(TWINS):
-            near = perturbed(batch, "float32", [seed, index, 1])
-            moved = perturbed(weights, "float32", [seed, index])
-            twins.append(sides.capture(sides.reference, moved, near, "float32")[1])
+        near = neighbours(weights, [batch], "float32", stages.options.seed, TWINS)
+        twins = [sides.capture(sides.reference, moved, close, "float32")[1] for moved, (close,) in near]
         return ByTwins(twins, "float32", stages.judge.roundings)
 
     bare = [first.outputs for first, *_ in sides.run(weights, [batch], "float32")]
@@ -163,48 +128,36 @@ def look_inside(stages: Stages, judged: Judged) -> None:
     judged.reason += judged.inside.begins
 
 
-def like_twins(
-    maker: RowMaker, low: Batches, twins: Sequence[Sequence[Arrays]], precision: str, roundings: int
-) -> list[Row]:
+def like_twins(judge: Judge, low: Batches, twins: Sequence[Sequence[Arrays]], precision: str) -> list[Row]:
     """One side against the other at a precision, bounded by how far the reference's twins are from it.
 
     `twins` has, for each, what the reference gave on weights and inputs one unit in the last place away, batch by
     batch.
     """
-    rows = maker.broken(low, precision)
+    rows = judge.broken(low, precision)
     for name in low.names():
-        mine, theirs, near = _of(name, low.reference, low.candidate, *twins)
-        moved = [error_of(twin, mine) for twin in near]
-        # relative to the power of two below, a rounding error is anywhere between -u and u
-        once = FORMATS[precision].unit_roundoff / math.sqrt(3)
-        count = independent_errors(near[int(np.argmax(moved))], mine)
-        bound = twin_bound(once, count, path_floor(precision, roundings), max(moved))
-        rows.append(maker.row(low, name, precision, error_of(theirs, mine), bound, theirs))
+        mine, theirs, *near = ([batch[name] for batch in each] for each in (low.reference, low.candidate, *twins))
+        bound = bound_by_twins(mine, near, precision, judge.roundings, error_of)
+        rows.append(judge.row(low, name, precision, error_of(theirs, mine), bound, theirs))
     return rows
 
 
-def compare_choices(stages: Stages, rows: Sequence[Row]) -> list[Row]:
-    """The rows of a float32 stage with whole numbers and truth values of one side held against the other's.
+def borrowed_precision(stages: Stages, precision: str) -> list[Row]:
+    """A working precision by one side's float64; in float32 whole numbers of one side are held against the other's.
 
-    Each against a truth of its own is for float64 stages that have compared the two. What rounding may tip abstains.
+    Each against a truth of its own is for float64 stages that have compared the two.
     """
-    weights, pooled = rounded(stages.weights, "float32"), [rounded(batch, "float32") for batch in stages.pooled]
-    low = stages.sides.run(weights, pooled, "float32")
-    outputs, _ = kinds_of(low)
-    chosen = []
-    for name in outputs.names(floating=False):
-        mine, theirs = ([batch[name] for batch in side] for side in (outputs.reference, outputs.candidate))
-        share = pooled_share([different(a, b) for a, b in zip(theirs, mine, strict=True)])
-        bound = Bound(0.0, "no float: every element equal")
-        chosen.append(stages.judge.row(outputs, name, "float32", share, bound, theirs))
+    floats = precision != "float32" or all(map(is_float, stages.exact[0][0].outputs.values()))
+    rows = working_precision(stages, precision)
+    if floats:
+        return rows
+    weights, pooled = rounded(stages.weights, precision), [rounded(batch, precision) for batch in stages.pooled]
+    chosen = _choices(stages, stages.sides.run(weights, pooled, precision), weights, pooled)
     names = {row.name for row in chosen}
-    chosen = without_ties(chosen, low, stages.sides, weights, pooled, stages.options.seed, "float32")
     return [*(row for row in rows if row.name not in names), *chosen]
 
 
-def _of(
-    name: str, reference: Sequence[Arrays], candidate: Sequence[Arrays], *twins: Sequence[Arrays]
-) -> tuple[list[np.ndarray], list[np.ndarray], list[list[np.ndarray]]]:
-    """One tensor of every batch, of both sides and of each twin."""
-    mine, theirs, *near = ([batch[name] for batch in each] for each in (reference, candidate, *twins))
-    return mine, theirs, near
+def _choices(stages: Stages, low: tuple[list[Run], list[Run]], weights: Arrays, pooled: Sequence[Arrays]) -> list[Row]:
+    """Whole numbers and truth values of both sides in float32; what rounding may tip abstains."""
+    rows = stages.judge.choices(kinds_of(low)[0], "float32")
+    return without_ties(rows, low, stages.sides, weights, pooled, stages.options.seed, "float32")

@@ -16,6 +16,8 @@ from .formats import FORMATS
 from .pairing import moderate
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
+#: An array per batch.
+Values = Sequence[np.ndarray]
 
 #: Whole numbers and truth values are equal or not.
 EXACT = different, Bound(0.0, "no float: every element equal")
@@ -63,13 +65,21 @@ class ByTwins:
         if exact.dtype.kind in "biu":
             return EXACT
         base = real(exact)
-        near = [real(low) for twin in self.twins if (low := _of(twin, name, what)) is not None]
-        moved = [relative([each], [base]) for each in near]
-        floor = path_floor(self.precision, self.roundings)
-        if not moved:
-            return apart, floor
-        count = independent_errors([near[int(np.argmax(moved))]], [base])
-        return apart, twin_bound(FORMATS[self.precision].unit_roundoff / math.sqrt(3), count, floor, max(moved))
+        near = [[real(low)] for twin in self.twins if (low := _of(twin, name, what)) is not None]
+        if not near:
+            return apart, path_floor(self.precision, self.roundings)
+        return apart, bound_by_twins([base], near, self.precision, self.roundings, relative)
+
+
+def bound_by_twins(
+    base: Values, near: Sequence[Values], precision: str, roundings: int, error: Callable[[Values, Values], float]
+) -> Bound:
+    """How far another side may be from `base` in a working precision, by how far its twins are in terms of `error`."""
+    moved = [error(twin, base) for twin in near]
+    # relative to the power of two below, a rounding error is anywhere between -u and u
+    once = FORMATS[precision].unit_roundoff / math.sqrt(3)
+    count = independent_errors(near[int(np.argmax(moved))], base)
+    return twin_bound(once, count, path_floor(precision, roundings), max(moved))
 
 
 def apart(value: np.ndarray, exact: np.ndarray) -> float:

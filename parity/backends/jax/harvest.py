@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -188,7 +188,7 @@ def _repeats(marks: Mapping[int, Mark]) -> dict[int, str]:
         outputs = done.setdefault(mark.path, Counter())
         if mark.source == "module":
             outputs[mark.label] += 1
-        number = max(outputs.values(), default=0) + 1
+        number = _calls(outputs) + 1
         while mark.source == GIVEN and numbered(plain, number) in taken:  # a module that gives nothing, or calls itself
             number += 1
         name = numbered(plain, number) if mark.source == GIVEN else names.unique(plain)
@@ -199,17 +199,26 @@ def _repeats(marks: Mapping[int, Mark]) -> dict[int, str]:
 
 def _aliases(marks: Marks, sites: Collection[int], points: Sequence[Spec]) -> Iterator[tuple[str, str]]:
     """The names that inputs would have which are points already, and these points."""
+    outputs: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for index in sorted(sites):
+        if (mark := marks.marks[index]).source == "module":
+            outputs[mark.path].append((index, mark.label))
+    by_mark: dict[int, list[Spec]] = defaultdict(list)
+    for point in points:
+        by_mark[point.mark].append(point)
     for alias in marks.aliases:
-        met = [marks.marks[index] for index in sorted(sites) if index < alias.before]
-        done = Counter(mark.label for mark in met if mark.source == "module" and mark.path == alias.path)
-        for point in points:
-            if point.mark == alias.mark:
-                at = "".join(f"[{i}]" for i in point.iteration)
-                yield numbered(label_name(alias.path, alias.label, at), max(done.values(), default=0) + 1), point.name
+        call = _calls(Counter(label for index, label in outputs[alias.path] if index < alias.before)) + 1
+        for point in by_mark[alias.mark]:
+            yield numbered(label_name(alias.path, alias.label, point.iteration), call), point.name
+
+
+def _calls(outputs: Counter[str]) -> int:
+    """How often a module has ended, from how often each part of its output was met."""
+    return max(outputs.values(), default=0)
 
 
 def _spec(mark: Mark, index: int, iteration: tuple[int, ...], site: _Site, repeat: str) -> Spec:
-    name = label_name(mark.path, mark.label, "".join(f"[{i}]" for i in iteration)) + repeat
+    name = label_name(mark.path, mark.label, iteration) + repeat
     return Spec(name, mark.source, mark.where, site.shape, site.dtype, site.changeable, index, iteration)
 
 

@@ -170,9 +170,9 @@ class Marks:
         self.unseen.setdefault(f"{label_name(path, label)}: {reason}")
 
 
-def label_name(path: str, label: str, iteration: str = "") -> str:
+def label_name(path: str, label: str, iteration: Sequence[int] = ()) -> str:
     """The name of a point: the path, the iteration, then a slot or, after a slash, the call."""
-    path += iteration
+    path += "".join(f"[{i}]" for i in iteration)
     slash = "/" if path and label and not label.startswith(":") else ""
     return f"{path}{slash}{label}"
 
