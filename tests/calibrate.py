@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import click
+import compiled
 import numpy as np
 from random_configs import COUNT, random_check, random_configs
 from scipy.stats import beta
@@ -65,6 +66,7 @@ def main(seeds: tuple[int, ...], first: int, count: int, processes: int, eager: 
     found: list[Figure] = []
     alarms = 0
     jobs = [(seed, index) for seed in seeds for index in range(first, min(COUNT, first + count))]
+    compiled.share()  # an eager check compiles each operation by itself: 300 of them share most
     # not concurrent.futures: in Python 3.11 its pool hangs when it replaces a worker that has done its share
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=10) as pool:
         for (seed, index), alarm, rows in pool.imap_unordered(partial(figures, not eager), jobs):

@@ -1,21 +1,17 @@
 """What every test runs under: checked annotations, JAX on the CPU, one thread per worker, a helper for float64.
 
-Programs are compiled once in a session: all of its processes share a cache, which is gone with the session.
+Programs are compiled once in a session: all of its processes share a cache.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
-import tempfile
+
+import compiled
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # counts only before JAX is imported, as the cache does
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # the first process: its workers, and theirs, are told
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="parity-compiled-")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+    compiled.share()
 
 import jax
 import pytest

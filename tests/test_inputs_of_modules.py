@@ -225,6 +225,90 @@ def test_a_fault_between_two_modules_is_born_in_what_the_second_is_given(factor)
     assert not result.unmatched
 
 
+class Stream(torch.nn.Module):
+    """A stream that a norm is given and that is read again after it, as in a block before its norms."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor = factor
+        self.up, self.down = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.first, self.second = torch.nn.LayerNorm(4, eps=1e-5), torch.nn.LayerNorm(4, eps=1e-5)
+
+    def forward(self, x):
+        x = self.up(x) * self.factor
+        x = x + self.down(self.first(x))
+        return x + torch.sin(self.second(x))
+
+
+class LinenStream(nn.Module):
+    factor: float = 1.0
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4, name="up")(x) * self.factor
+        x = x + nn.Dense(4, name="down")(nn.LayerNorm(epsilon=1e-5, name="first")(x))
+        return x + jnp.sin(nn.LayerNorm(epsilon=1e-5, name="second")(x))
+
+
+def stream_parameters(model):
+    """Those of `Stream` under linen's names."""
+    kernels = {name: {"kernel": getattr(model, name).weight.detach().numpy().T.copy()} for name in ("up", "down")}
+    scales = {name: {"scale": getattr(model, name).weight.detach().numpy()} for name in ("first", "second")}
+    biases = {name: {"bias": getattr(model, name).bias.detach().numpy()} for name in (*kernels, *scales)}
+    return {"params": {name: {**kernels.get(name, {}), **scales.get(name, {}), **biases[name]} for name in biases}}
+
+
+@pytest.mark.parametrize("is_torch", [True, False])
+def test_who_reads_what_a_module_was_given_again_goes_on_with_the_fed_value(is_torch):
+    model = Stream(0.9 if is_torch else 1.0)
+    linen = Linen(LinenStream(1.0 if is_torch else 0.9), stream_parameters(model))
+    sides = (linen, model) if is_torch else (model, linen)
+    result = check(Pair("stream", *sides, inputs=rows_of), points=True, **QUICK)
+    born = [finding.name for finding in result.findings if finding.birth == "born here"]
+    assert (result.verdict, born) == ("FAIL", ["first:in"])
+
+
+def test_a_gradient_goes_back_past_a_fed_value_to_who_reads_it_again():
+    """Its values agree everywhere; all that is wrong is the gradient of the last sine's argument."""
+    model = Stream()
+    pair = Pair("stream", model, Linen(LinenStream(), stream_parameters(model)), inputs=rows_of)
+    wrong = Pair("wrong", model, Linen(WrongBackwards(), stream_parameters(model)), inputs=rows_of)
+    for each, expected in ((pair, []), (wrong, ["second"])):
+        swapped = replace(each, reference=each.candidate, candidate=each.reference)
+        for either in (each, swapped):
+            result = check(either, points=True, **QUICK)
+            born = [(finding.name, finding.what) for finding in result.findings if finding.birth == "born here"]
+            assert born == [(name, "gradient") for name in expected], (either.name, either is swapped)
+
+
+class WrongBackwards(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4, name="up")(x)
+        x = x + nn.Dense(4, name="down")(nn.LayerNorm(epsilon=1e-5, name="first")(x))
+        normed = nn.LayerNorm(epsilon=1e-5, name="second")(x)
+        return x + jnp.sin(0.5 * normed + 0.5 * jax.lax.stop_gradient(normed))
+
+
+def test_what_is_fed_to_who_reads_it_again_is_taken_back():
+    """A buffer that is given to a module holds its own numbers when the capture has ended."""
+
+    class Holder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.ones(4))
+            self.norm = torch.nn.LayerNorm(4)
+
+        def forward(self, x):
+            return self.norm(self.table) + self.table + x
+
+    model, table = Holder(), np.arange(4.0, dtype=np.float32)
+    with capturing(model, feed={"norm:in": table}):
+        fed = model(torch.zeros(4))
+    assert torch.equal(fed, model.norm(torch.from_numpy(table)) + torch.from_numpy(table))
+    assert torch.equal(model.table, torch.ones(4))
+
+
 class WrongWhenCompiled(torch.nn.Module):
     """A stand-in for a compiler's mistake."""
 

@@ -73,6 +73,7 @@ class Harvest:
         survey = _Survey()
         order = list(survey.walk(program.jaxpr))
         self._sites = survey.sites
+        self._shared = marks.shared
         repeats = _repeats({mark: marks.marks[mark] for mark in survey.sites})
         self.points = tuple(_spec(marks.marks[k], k, at, survey.sites[k], repeats[k]) for k, at in order)
         self.aliases = dict(_aliases(marks, survey.sites, self.points))
@@ -123,7 +124,8 @@ class Harvest:
             blank = jnp.zeros((*lengths, *point.shape), point.dtype)
             if point.name in feed:
                 check_fed(point.name, feed[point.name], point.shape)
-                change.setdefault("mask", np.zeros(lengths, bool))[point.iteration] = True
+                scope = "everywhere" if point.mark in self._shared else "here"
+                change.setdefault(scope, np.zeros(lengths, bool))[point.iteration] = True
                 value = jnp.asarray(feed[point.name], point.dtype)
                 change["fed"] = change.get("fed", blank).at[point.iteration].set(value)
             if point.name in perturbation:
@@ -305,7 +307,11 @@ def _evaluate(
         inside = _marks_in(equation)
         if (mark := _mark_of(equation)) is not None:
             found.setdefault(mark, xs[0])
-            results: Sequence[Any] = [_changed(xs[0], changes.get(mark, {}))]
+            change = changes.get(mark, {})
+            results: Sequence[Any] = [_changed(xs[0], change)]
+            if "everywhere" in change and not isinstance(equation.invars[0], core.Literal):
+                fed = jnp.where(change["everywhere"], change["fed"], xs[0])
+                environment[equation.invars[0]] = _with_gradient_of(xs[0], fed)
         elif inside and equation.primitive.name in _OPENED:
             below = {mark: changes[mark] for mark in inside if mark in changes}
             results, more = _OPENED[equation.primitive.name](equation, below, xs)
@@ -317,9 +323,23 @@ def _evaluate(
 
 
 def _changed(x: jax.Array, change: Mapping[str, Any]) -> jax.Array:
-    if "fed" in change:
-        x = jnp.where(change["mask"], change["fed"], x)
+    """What the program goes on with at a mark; "everywhere": whoever else reads its operand is told as well."""
+    for scope in ("here", "everywhere"):
+        if scope in change:
+            x = jnp.where(change[scope], change["fed"], x)
     return x + change["added"] if "added" in change else x
+
+
+@jax.custom_jvp
+def _with_gradient_of(x: jax.Array, value: jax.Array) -> jax.Array:
+    """`value` for whoever reads it; the backward pass goes on to `x`."""
+    del x
+    return value
+
+
+@_with_gradient_of.defjvp
+def _(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return primals[1], tangents[0]
 
 
 def _inline(equation: core.JaxprEqn, changes: Changes, xs: list[Any]) -> tuple[Sequence[Any], Found]:

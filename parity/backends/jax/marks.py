@@ -67,6 +67,7 @@ class Marks:
         self._points: dict[int, tuple[Any, int]] = {}  # by id, kept alive: an array that is one, and its mark
         self.aliases: list[Alias] = []
         self._forced = forced
+        self.shared: set[int] = set()  # inputs that were no points: their callers may read them again, unmarked
         self.scopes: set[str] = set()  # paths of the modules that ran, in the name stack of their equations
 
     def naming(self, module: Any, prefix: str = "") -> None:
@@ -109,6 +110,8 @@ class Marks:
                 if mark >= 0:
                     self.aliases.append(Alias(path, label, mark, len(self.marks)))
                 return given
+            if known is not given:
+                self.shared.add(len(self.marks))
             seen[id(given)] = self._mark(path, label, GIVEN, given)
             return seen[id(given)]
 

@@ -200,11 +200,14 @@ class Recording:
                 self._handed[id(given)] = given
                 self._point_of.pop(id(given), None)
             name = numbered(f"{path}{label}", self._begun[path])
-            if self._handed.get(id(given)) is given and name not in self.feed:
+            is_point = self._handed.get(id(given)) is given
+            if is_point and name not in self.feed:
                 if (point := self._point_of.get(id(given))) is not None:
                     self._aliases.setdefault(name, point)
                 return given
             follows = self._meet(f"{path}{label}", GIVEN, given, True, name=name)
+            if name in self.feed and not is_point:
+                self._overwrite(given, follows)
             self._given[id(given)] = _Given(given, given._version, follows)
             return follows
 
@@ -295,6 +298,16 @@ class Recording:
         if any(name in self._records or name in self.feed for name in calls):
             self._skip(label, "recomputed in the backward pass, where it is not known which of the calls it is")
         return tensor
+
+    def _overwrite(self, tensor: torch.Tensor, fed: torch.Tensor) -> None:
+        """Whoever else reads what a module is given goes on with the fed value as well, until the capture ends.
+
+        Autograd is not told: what was computed from the tensor keeps its place in the graph. One whose elements share
+        memory (an expanded one) is left as it is.
+        """
+        if torch._debug_has_internal_overlap(tensor) != 1:
+            self._undo.callback(tensor.data.copy_, tensor.detach().clone())
+            tensor.data.copy_(fed.detach())
 
     def _go_on(self, name: str, tensor: torch.Tensor, shared: bool) -> torch.Tensor:
         follows = tensor
