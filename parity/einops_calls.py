@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-from .islands import caller
+from .frames import caller
 
 
 class Call(NamedTuple):

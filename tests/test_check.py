@@ -769,7 +769,7 @@ def test_one_batch_and_options_by_name_will_do() -> None:
         (
             lambda parameters, x: {"loss": parameters["kernel"]},
             "loss",
-            "jax: a function that runs .* got KeyError: 'ker",
+            r"jax: a function that runs .* got KeyError at test_check\.py:\d+: 'ker",
         ),
         (
             lambda parameters: {},

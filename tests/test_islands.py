@@ -29,7 +29,8 @@ from parity.backends.jax.islands import lift as jax_lift
 from parity.backends.jax.lifting import sharpen
 from parity.backends.torch.islands import lift as torch_lift
 from parity.backends.torch.islands import trace_islands
-from parity.islands import holds_float32, is_user_code
+from parity.frames import is_user_code
+from parity.islands import holds_float32
 
 #: relative, per tensor; clean float64 runs differ by 1e-15, a float32 island by 1e-9 at least
 ROUNDING = 1e-12

@@ -15,7 +15,8 @@ import numpy as np
 from flax import nnx
 from jax.extend import core
 
-from ...islands import Island, holds_float32, is_user_code
+from ...frames import is_user_code
+from ...islands import Island, holds_float32
 from .lifting import dtype_of, is_low, lift, subprograms
 from .versions import x64
 

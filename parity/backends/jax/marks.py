@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from ...capture import GIVEN, ROOT, call_label, map_arrays, map_inputs
 from ...einops_calls import Call, hearing_einops
-from ...islands import caller, definition
+from ...frames import caller, definition
 from ...taps import hearing_taps
 
 Traced = TypeVar("Traced")

@@ -27,7 +27,7 @@ from ...capture import (
     refuse_unknown,
 )
 from ...einops_calls import Call, hearing_einops
-from ...islands import caller, definition
+from ...frames import caller, definition
 from ...taps import hearing_taps
 from .compiling import is_compiled, is_wrapper, uncompiled, without_wrappers
 from .versions import from_numpy, to_numpy

@@ -16,7 +16,8 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...islands import Island, holds_float32, is_user_code, nudged
+from ...frames import is_user_code
+from ...islands import Island, holds_float32, nudged
 from .compiling import uncompiled
 
 _WIDE = {
