@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .compare import errors_by_name
+from .chance import by_chance, refuse_chance
 from .constants import excused
 from .curves import curve_rows
 from .derivative import derivative_rows
@@ -27,7 +27,7 @@ from .result import Row
 from .runners import Linked, Runner
 from .runs import Arrays, Path, Run, Trained, is_float, is_state, running
 from .seeds import seed_rows
-from .sides import Sides
+from .sides import Sides, rounded
 from .streams import SHAPES, gradient_streams, small, stream_path
 from .sums import longest_sum, summation_factor
 from .ties import without_ties
@@ -38,12 +38,6 @@ Progress = Callable[[str], None]
 
 #: What a side raises for a slip in a line that only a float64 run comes to: no refusal of a precision.
 SLIPS = (NameError, AttributeError)
-
-#: Between the rounding of float64, which another order of a sum may change, and a value.
-CHANCE = 2.0**-26
-AGAINST_CHANCE = (
-    "turn dropout off (module.eval()), or say so in the Pair (dropout='shared' or 'off'), or fix what it draws"
-)
 
 
 @dataclass
@@ -69,6 +63,7 @@ class Stages:
     excuses: bool = False
     instead: str = ""
     by_twins: bool = False
+    is_steady: bool = field(default=False, init=False)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict(SHAPES))
     exact: tuple[list[Run], list[Run]] = field(default=([], []), init=False)
     low: list[Run] = field(default_factory=list, init=False)
@@ -218,9 +213,7 @@ class Stages:
         self.progress("float64: outputs and gradients")
         weights = self.weights
         self.exact = self._agreeing_in_names(weights)
-        if not self.sides.lifted:  # widened, the same sides run once more
-            self._refuse_chance()
-            self._compare_draws()
+        self.steady(self.exact)
         low = self.sides.reference_run(weights, self.pooled, "float32")
         self.low = [] if self.optimizes else low  # steps come first, and need the memory
         outputs, gradients = kinds_of(self.exact)
@@ -246,46 +239,38 @@ class Stages:
                 raise ParityUsageError(f"outputs: real arrays, got {array.dtype} for {name!r}; return its parts as two")
         return exact
 
-    def _refuse_chance(self) -> None:
-        """The first batch once more: what differs by more than the order of a sum is drawn at random.
+    def steady(self, runs: tuple[list[Run], list[Run]], precision: str = "float64") -> None:
+        """Neither side is a matter of chance, and both draw alike: looked at once, on the first runs there are.
 
-        With `points` it is the run that is seen inside, whose bits say nothing: XLA fuses it in another way.
+        With `points` the second run is the one seen inside, whose bits say nothing: XLA fuses it in another way.
         """
-        if self.options.points:
+        if self.is_steady:
+            return
+        self.is_steady = True
+        if self.options.points and precision == "float64":
             with suppress(ParityUsageError):  # `localise` raises it, if it comes to that
                 self.seen = captured(self.sides, self.weights, self.pooled[0])
-        for side, (label, (first, *_)) in enumerate(zip(self.sides.labels, self.exact, strict=True)):
-            second = self._second(side, first)
-            for name, gap in errors_by_name([second.outputs], [first.outputs]).items():
-                if gap > CHANCE:
-                    advice = AGAINST_CHANCE
-                    if mode := self.prepared.pair.dropout:
-                        advice = f"dropout={mode!r} reaches F.dropout and Dropout layers, and not what draws here"
-                    raise ParityUsageError(
-                        f"{label}: a function of its weights and inputs alone, got {name!r} that differs by {gap:.1g} "
-                        f"between two runs; {advice}"
-                    )
+        dropout = self.prepared.pair.dropout
+        for side, (label, (first, *_)) in enumerate(zip(self.sides.labels, runs, strict=True)):
+            second = self._second(side, first, precision)
+            refuse_chance(label, first, second, precision, dropout)
             if not self.seen and not all_same_bits(([first], [second])):
                 self.notes += (f"{label}: two runs on the same numbers give other bits: it adds up in another order",)
-
-    def _second(self, side: int, first: Run) -> Run:
-        """Another run like `first`, of the reference (0) or the candidate (1): the one that was seen inside, if any."""
-        if self.seen:
-            outputs = self.seen[side][0]
-            gaps = errors_by_name([outputs], [first.outputs]).values()
-            if not any(gap > CHANCE for gap in gaps):
-                return replace(first, outputs=outputs)
-        # not by chance, perhaps: a compiled side is seen as it runs uncompiled
-        run = (self.sides.reference_run, self.sides.candidate_run)[side]
-        return run(self.weights, self.pooled[:1], "float64")[0]
-
-    def _compare_draws(self) -> None:
-        """Shared draws have to be the same ones; how many there were is said."""
         drawn = self.sides.reference.draws, self.sides.candidate.draws
-        if self.prepared.pair.dropout != SHARED:
+        if dropout != SHARED:
             return refuse_any_draws(self.sides.labels, drawn)
         refuse_other_draws(self.sides.labels, drawn)
         self.notes += (f"dropout: {len(drawn[0])} draws in each run, the same ones on both sides",)
+
+    def _second(self, side: int, first: Run, precision: str) -> Run:
+        """Another run like `first`, of the reference (0) or the candidate (1): the one that was seen inside, if any."""
+        if self.seen:
+            seen = replace(first, outputs=self.seen[side][0])
+            if not by_chance(first, seen, precision):
+                return seen
+        # not by chance, perhaps: a compiled side is seen as it runs uncompiled
+        run = (self.sides.reference_run, self.sides.candidate_run)[side]
+        return run(rounded(self.weights, precision), [rounded(self.pooled[0], precision)], precision)[0]
 
     def model_steps(self) -> list[Row]:
         """Optimizer steps on the model's own gradients in float64."""

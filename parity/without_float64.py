@@ -7,12 +7,12 @@ function: the result has no rung, and its reason says by what they were held aga
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from .accuracy import TWINS, single_operations, stream_accuracy, working_precision
 from .compare import error_of
-from .draws import Shape
-from .errors import NoFloat64Error, ParityUsageError
+from .errors import NoFloat64Error, NotRunError, ParityUsageError
 from .judge import Judge
 from .kinds import all_same_bits, kinds_of
 from .localise import Localised, localise
@@ -33,11 +33,6 @@ class Borrowing(Around):
 
     other: Runner
 
-    @property
-    def draws(self) -> Sequence[Shape]:
-        """The shapes of the shared random draws of the other side's last run, which was in float64."""
-        return self.other.draws
-
     def model_at(self, precision: str) -> Runner:
         """The other side's in float64."""
         return self.other if precision == "float64" else self.runner
@@ -55,6 +50,7 @@ def without_float64(stages: Stages, unpaired: Sequence[Row], error: NoFloat64Err
     if not unable:
         raise ParityUsageError(str(error)) from error.__cause__
     sides, why = stages.sides, f"no float64: {error.said}"
+    _steady(stages)
     if len(unable) == 1:
         (role,) = unable
         able, without = sides.reference, sides.candidate
@@ -75,6 +71,14 @@ def without_float64(stages: Stages, unpaired: Sequence[Row], error: NoFloat64Err
         why = failed.derivation if not failed.compared else f"{failed.measured:.2g}, bound {failed.bound:.2g}"
         judged.judge("FAIL", None, f"{failed.name} in float64: {why}; {stages.instead}")
     return judged
+
+
+def _steady(stages: Stages) -> None:
+    """Neither side is a matter of chance, in the first working precision that both run in."""
+    for precision in stages.options.precisions:
+        with suppress(NotRunError):
+            weights, batch = rounded(stages.weights, precision), rounded(stages.pooled[0], precision)
+            return stages.steady(stages.sides.run(weights, [batch], precision), precision)
 
 
 def twin_precision(stages: Stages, precision: str) -> list[Row]:

@@ -880,3 +880,19 @@ def test_no_steps_are_said_where_there_are_no_optimizers() -> None:
     note = "optimizer steps: none, for the sides have no optimizers"
     assert note in check(pair, flops=False).notes
     assert note not in check(pair, flops=False, steps=0).notes
+
+
+def test_a_module_that_a_function_closes_over_keeps_its_gradients() -> None:
+    module = torch.nn.Linear(7, 3)
+    module.weight.grad = torch.full((3, 7), 2.0)
+    weight, bias = (tensor.detach().numpy() for tensor in module.parameters())
+    # no module of the pair's own: its parameters stay float32, and so does the side
+    candidate = Jax(lambda x: x @ weight.T + bias)
+    result = check(Pair("closing", Torch(lambda x: module(x + 0)), candidate, inputs=small_rows), SHORT)
+    assert result.verdict == "PASS"
+    assert "torch having no float64" in result.reason
+    assert (module.weight.grad.tolist(), module.bias.grad) == ([[2.0] * 7] * 3, None)
+
+
+def small_rows(generator: np.random.Generator) -> dict[str, np.ndarray]:
+    return {"x": generator.standard_normal((5, 7)).astype(np.float32)}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from calibrate_twins import rows_by_twins
+from flax import nnx
 
 import parity
 from parity import Jax, Pair, ParityUsageError, Torch, check
@@ -53,11 +56,18 @@ def rows_of(generator):
     return {"x": generator.standard_normal((5, 16)).astype(np.float32)}
 
 
+def line_of(kernel, text="raise TypeError"):
+    """Where it refuses, as a reason says it."""
+    lines, start = inspect.getsourcelines(kernel)
+    return f"{Path(__file__).name}:{start + next(i for i, line in enumerate(lines) if text in line)}"
+
+
 def instead(reference_refuses, candidate_refuses):
+    refused = f"TypeError at {line_of(Kernel if reference_refuses else jax_kernel)}: {REFUSED}"
     if reference_refuses and candidate_refuses:
-        return f"twins of torch give the bounds, both sides having no float64: TypeError: {REFUSED}"
+        return f"twins of torch give the bounds, both sides having no float64: {refused}"
     able, unable = ("jax", "torch") if reference_refuses else ("torch", "jax")
-    return f"{able}'s float64 is the truth for both, {unable} having no float64: TypeError: {REFUSED}"
+    return f"{able}'s float64 is the truth for both, {unable} having no float64: {refused}"
 
 
 WHO = [(True, False), (False, True), (True, True)]
@@ -123,14 +133,55 @@ def test_what_asks_in_float64_is_left_out_and_said():
     assert {f"{stage}: left out, for it asks in float64" for stage in ("thorough", "mutation")} <= set(result.notes)
 
 
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("chance", [0, 1])
+def test_a_side_that_is_a_matter_of_chance_is_told_without_float64_too(who, chance):
+    class Drawn(Kernel):
+        def forward(self, x):
+            return torch.nn.functional.dropout(super().forward(x), 0.5)
+
+    count = iter(range(1000))
+    kernel = jax_kernel(who[1])
+    noisy = Jax(lambda p, x: kernel.function(p, x) * (1 + next(count)), kernel.params, jit=False)
+    sides = (Drawn(who[0]), kernel) if chance == 0 else (Kernel(who[0]), noisy)
+    label = ("torch", "jax")[chance]
+    with pytest.raises(ParityUsageError, match=rf"^{label}: a function of its weights and inputs alone, got 'output'"):
+        check(Pair("chance", *sides, inputs=rows_of))
+
+
+class Dropping(Kernel):
+    def forward(self, x):
+        return torch.nn.functional.dropout(super().forward(x), 0.5)
+
+
+class NnxDropping(nnx.Module):
+    def __init__(self, refuses):
+        self.kernel = jax_kernel(refuses)
+        self.weights = nnx.Param({name: jnp.asarray(value) for name, value in self.kernel.params.items()})
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.dropout(self.kernel.function(self.weights.get_value(), x))
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_dropout_is_shared_without_float64_too(who):
+    pair = Pair("dropout", Dropping(who[0]), NnxDropping(who[1]), inputs=rows_of, dropout="shared")
+    result = check(pair, steps=0)
+    assert (result.verdict, result.reason.replace("nnx", "jax")) == ("PASS", instead(*who))
+    assert "dropout: 1 draws in each run, the same ones on both sides" in result.notes
+    with pytest.raises(ParityUsageError, match="dropout: the same draws in the same order on both sides, got 0 of"):
+        check(replace(pair, reference=Kernel(who[0])))
+
+
 def test_a_side_that_runs_in_nothing_is_refused_with_its_own_error():
     class Broken(torch.nn.Module):
         def forward(self, x):
             raise TypeError("broken everywhere")
 
-    with pytest.raises(ParityUsageError, match="in float64, got TypeError: broken everywhere"):
+    with pytest.raises(ParityUsageError, match=r"in float64, got TypeError at \S+:\d+: broken everywhere"):
         check(Pair("broken", Broken(), Broken(), inputs=rows_of))
-    with pytest.raises(ParityUsageError, match=f"in float64, got TypeError: {REFUSED}"):
+    with pytest.raises(ParityUsageError, match=f"in float64, got TypeError at {line_of(Kernel)}: {REFUSED}"):
         check(Pair("kernel", Kernel(), Kernel(), inputs=rows_of), precisions=())
 
 
@@ -201,7 +252,8 @@ class Mixed(torch.nn.Module):
 def test_float32_that_stops_a_float64_run_is_widened_and_then_the_functions_are_compared(cast):
     result = check(Pair("mixed", Mixed(), Mixed(cast=cast), inputs=rows_of))
     assert (result.verdict, result.rung) == ("PASS", "float32-island")
-    raised = "RuntimeError: expected m1 and m2 to have the same dtype, but got: double != float"
+    where = line_of(Mixed, "self.down(hidden")
+    raised = f"RuntimeError at {where}: expected m1 and m2 to have the same dtype, but got: double != float"
     label = "torch (reference)"
     assert f"float64 with float32 widened alone, for as it stands {label} raises {raised}" in result.notes
     assert {(each.side, each.operation) for each in result.islands} >= {(label, "eye.default")}
@@ -209,7 +261,7 @@ def test_float32_that_stops_a_float64_run_is_widened_and_then_the_functions_are_
     # in bfloat16 it does not run either; float32 has been judged, and the rest is said
     assert result.reason.startswith(f"what was compared agrees; left out: bfloat16, in which {label} raises Runtime")
     assert {row.stage for row in result.rows} == {"float64", "float32"}
-    with pytest.raises(ParityUsageError, match="got RuntimeError: expected m1 and m2 to have the same dtype"):
+    with pytest.raises(ParityUsageError, match=r"got RuntimeError at \S+: expected m1 and m2 to have the same dtype"):
         check(Pair("mixed", Mixed(), Mixed(), inputs=rows_of), precisions=("bfloat16",))
     assert check(Pair("mixed", Mixed(), Mixed(cast=cast), inputs=rows_of), precisions=()).rung == "float32-island"
     result = check(Pair("mixed", Mixed(), Mixed(1.001, cast), inputs=rows_of))

@@ -20,6 +20,7 @@ from ...trees import Form
 from ...work import Work, collect
 from . import count, islands
 from .capture import Recording, capturing
+from .leaves import gradients_kept
 from .models import Model
 from .versions import DTYPES, cast_float, from_numpy, to_numpy
 
@@ -76,7 +77,7 @@ class TorchRunner:
         named = dict(module.named_parameters())
 
         def backward(batch: Arrays) -> None:
-            self._backward(module, self._differentiable(batch, precision)[0], lifted)
+            self._backward(module, *self._differentiable(batch, precision), lifted)
             for parameter in named.values():
                 parameter.grad = _gradient(parameter)  # None would exempt it from the weight decay as well
 
@@ -129,7 +130,7 @@ class TorchRunner:
         with self.mode(precision):
             module = self._module(weights, precision)
             with capturing(module, feed=feed, back=back) as recording:
-                outputs, _ = self._backward(module, self._differentiable(batch, precision)[0], lifted, recording)
+                outputs, _ = self._backward(module, *self._differentiable(batch, precision), lifted, recording)
             self.model.release()
             return _to_numpy(outputs), recording.capture()
 
@@ -137,9 +138,9 @@ class TorchRunner:
         """Where a float64 run drops to a lower precision, in data order; up to the error, if one ends it."""
         with self.mode():
             # cast before the trace: float32 numbers in a float64 tensor are right for an input
-            module, (inputs, _) = self._module(weights, "float64"), self._differentiable(batch, "float64")
+            module, (inputs, floats) = self._module(weights, "float64"), self._differentiable(batch, "float64")
             with islands.trace_islands(module, self.label, inputs) as found, suppress(*ANYTHING):
-                self._backward(module, inputs, False)
+                self._backward(module, inputs, floats, lifted=False)
             return list(found)
 
     def optimizer_islands(self, start: Arrays) -> list[Island]:
@@ -164,7 +165,7 @@ class TorchRunner:
 
         def forward_backward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
             with torch.device("meta"):
-                self._backward(module, inputs, lifted=False)
+                self._backward(module, inputs, {}, lifted=False)
 
         def counted(function: Callable[..., None]) -> Callable[[], int]:
             return lambda: count.counted_flops(function, self._module(weights, "float32"), inputs)
@@ -178,7 +179,7 @@ class TorchRunner:
         floats: Mapping[str, torch.Tensor],
         lifted: bool,
     ) -> Run:
-        outputs, loss = self._backward(module, inputs, lifted)
+        outputs, loss = self._backward(module, inputs, floats, lifted)
         state = {f"state {name}": value for name, value in self.model.changed_state(module).items()}
         gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
         of_inputs = {name: _gradient(leaf) for name, leaf in floats.items()}
@@ -205,10 +206,11 @@ class TorchRunner:
         self,
         module: torch.nn.Module,
         inputs: Mapping[str, torch.Tensor],
+        floats: Mapping[str, torch.Tensor],
         lifted: bool,
         recording: Recording | None = None,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Outputs and loss of a run that leaves the gradients in the leaves."""
+        """Outputs and loss of a run that leaves the gradients in the parameters and in `floats`."""
         with islands.lift() if lifted else nullcontext():
             returned = self.model.call(module, inputs)
             outputs = named_outputs(self.label, returned, self.loss, self.aliases)
@@ -216,7 +218,8 @@ class TorchRunner:
             if recording is not None:
                 loss = loss + recording.started
             if loss.requires_grad:  # it may depend on no parameter: then every gradient is zero, as in JAX
-                loss.backward()
+                with gradients_kept(loss, (*module.parameters(), *floats.values())):
+                    loss.backward()
         return outputs, loss
 
     def _steps(
