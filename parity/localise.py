@@ -62,12 +62,19 @@ class Localised:
 
     @property
     def begins(self) -> str:
-        """What the reason of a verdict adds: the points where something is born, the first few of them."""
-        names = [finding.name for finding in self.findings if finding.birth == BORN]
-        # of the parts that one module returns the first one stands for all
-        born = [*{re.sub(r":(?!in\b).*", "", name): name for name in reversed(names)}.values()][::-1]
-        more = f" and {len(born) - MOST_BORN} more" if len(born) > MOST_BORN else ""
-        return f"; it begins at {' and at '.join(born[:MOST_BORN])}{more}" if born else ""
+        """What the reason of a verdict adds: the points where something is born, the first few of them.
+
+        Of the parts that one module returns the first one stands for all, and the first layer for those of which the
+        same line was run.
+        """
+        born = [finding for finding in self.findings if finding.birth == BORN]
+        modules = {re.sub(r":(?!in\b).*", "", finding.name): finding for finding in reversed(born)}
+        alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
+        for finding in reversed(modules.values()):
+            alike[site(finding.reference).place, finding.what, finding.where].append(finding.name)
+        places = [f"{first} and {len(rest)} more like it" if rest else first for first, *rest in alike.values()]
+        more = f"; {len(places) - MOST_BORN} more places" if len(places) > MOST_BORN else ""
+        return f"; it begins at {', at '.join(places[:MOST_BORN])}{more}" if places else ""
 
 
 def localise(

@@ -371,7 +371,7 @@ def test_a_side_without_points_is_told_how_to_get_some():
     assert line == "bare: nothing of it was seen but what it returns; parity.tap(name, x) in it marks a point"
 
 
-def test_more_places_than_the_verdict_names_are_counted():
+def test_layers_in_which_one_line_is_wrong_are_named_once():
     def chain(*factors):
         def function(x):
             for index, factor in enumerate(factors):
@@ -380,8 +380,21 @@ def test_more_places_than_the_verdict_names_are_counted():
 
         return function
 
+    pair = Pair("chain", Torch(chain(1, 1, 1, 1, 1)), Torch(chain(2, 1, 2, 3, 2), label="other"), inputs=rows_of)
+    assert checked(pair).reason.endswith("; it begins at p0 and 3 more like it")
+
+
+def test_more_places_than_the_verdict_names_are_counted():
+    def chain(*factors):
+        def function(x):
+            for name, factor in zip("abcde", factors, strict=True):
+                x = parity.taps.tap(name, x * factor)
+            return x
+
+        return function
+
     pair = Pair("chain", Torch(chain(1, 1, 1, 1, 1)), Torch(chain(2, 3, 2, 3, 2), label="other"), inputs=rows_of)
-    assert checked(pair).reason.endswith("; it begins at p0 and at p1 and at p2 and 2 more")
+    assert checked(pair).reason.endswith("; it begins at a, at b, at c; 2 more places")
 
 
 def test_a_fault_behind_the_last_point_is_no_fault_of_it():
