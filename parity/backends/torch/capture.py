@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -18,7 +19,6 @@ from ...capture import (
     ROOT,
     Capture,
     Names,
-    Point,
     call_label,
     check_fed,
     map_arrays,
@@ -30,7 +30,8 @@ from ...einops_calls import Call, hearing_einops
 from ...frames import caller, definition
 from ...taps import hearing_taps
 from .compiling import is_compiled, is_wrapper, uncompiled, without_wrappers
-from .versions import from_numpy, to_numpy
+from .points import Fed, Record
+from .versions import from_numpy
 
 
 @contextmanager
@@ -70,23 +71,6 @@ def capturing(
         undo.enter_context(hearing_taps(recording.hear_tap))
         yield recording
     refuse_unknown(recording.feed, recording.met)
-
-
-@dataclass(eq=False)
-class _Record:
-    """A point while the run goes on; tensors are copies, since a model may write in place."""
-
-    name: str
-    source: str
-    where: str
-    value: torch.Tensor
-    watched: bool = False
-    gradient: torch.Tensor | None = None
-
-    def add_gradient(self, gradient: torch.Tensor) -> None:
-        """Called by autograd, once per backward pass."""
-        gradient = gradient.detach().clone()
-        self.gradient = gradient if self.gradient is None else self.gradient + gradient
 
 
 @dataclass(frozen=True)
@@ -129,7 +113,7 @@ class Recording:
     ):
         self._undo = undo
         self.feed = feed
-        self.started: torch.Tensor | float = 0.0
+        self._starts: list[tuple[torch.Tensor, torch.Tensor]] = []  # where a backward pass starts, and its gradient
         self._back = back
         self.met: list[str] = []
         self._gradients = gradients
@@ -141,7 +125,7 @@ class Recording:
         self._known: list[torch.nn.Module] = []  # kept alive, so that no id is used again
         self._hooked: set[int] = set()  # modules that `receive` is a hook of
         self._running: list[_Call] = []
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, Record] = {}
         self._aliases: dict[str, str] = {}
         self._point_of: dict[int, str] = {}  # of a tensor in `_handed`
         self._unseen: dict[str, None] = {}
@@ -150,6 +134,11 @@ class Recording:
         if module is not None:
             self._learn(module)
 
+    @property
+    def started(self) -> torch.Tensor | float:
+        """What the caller adds to the loss, once the forward pass is over: a checkpoint saves what is made within."""
+        return sum(((tensor * gradient).sum() for tensor, gradient in self._starts), start=0.0)
+
     def capture(self) -> Capture:
         """The points in data order, in NumPy.
 
@@ -157,7 +146,7 @@ class Recording:
         not require one, and for whole numbers.
         """
         differentiated = any(record.gradient is not None for record in self._records.values())
-        points = tuple(_point(record, differentiated) for record in self._records.values())
+        points = tuple(record.point(differentiated) for record in self._records.values())
         return Capture(points, (*self._unseen,), any(map(is_compiled, self._known)), self._aliases)
 
     def enter(self, module: torch.nn.Module, args: Any) -> Any:
@@ -249,6 +238,15 @@ class Recording:
 
         return map_arrays(x, visit)
 
+    def _hear_gradient(self, record: Record, gradient: torch.Tensor | None) -> None:
+        """Called by autograd, with None where nothing comes back past a fed value."""
+        if gradient is not None and self._is_over():
+            record.add_gradient(gradient)
+
+    def _is_over(self) -> bool:
+        """Whether a backward pass is the run's own, and none that the model makes on its way."""
+        return not self._running
+
     def _path(self) -> str:
         return self._running[-1].path if self._running else ""
 
@@ -282,10 +280,9 @@ class Recording:
         self._calls.setdefault(label, []).append(name)
         self.met.append(name)
         if self._keep(name):
-            self._records[name] = _Record(name, source, caller() or where, tensor.detach().clone())
+            self._records[name] = Record(name, source, caller() or where, tensor.detach().clone())
         if name in self._back and tensor.requires_grad:
-            gradient = from_numpy(self._back[name], tensor.device).to(tensor.dtype)
-            self.started = self.started + (tensor * gradient).sum()
+            self._starts.append((tensor, from_numpy(self._back[name], tensor.device).to(tensor.dtype)))
         return self._go_on(name, tensor, shared)
 
     def _meet_again(self, label: str, tensor: torch.Tensor, shared: bool) -> torch.Tensor:
@@ -316,22 +313,13 @@ class Recording:
             given = from_numpy(self.feed[name], tensor.device).to(tensor.dtype)
             if torch.is_grad_enabled() and (given.is_floating_point() or given.is_complex()):
                 given.requires_grad_()
-            follows = given.clone()  # no leaf: the model may write in place
+            follows = Fed.apply(given, tensor, self._is_over)  # no leaf: the model may write in place
         elif shared and tensor.requires_grad:
             follows = tensor.view_as(tensor)
         record = self._records.get(name)
         if self._gradients and record is not None and follows.requires_grad and not record.watched:
-            follows.register_hook(record.add_gradient)
+            follows.register_hook(partial(self._hear_gradient, record))
             record.watched = True
         self._handed[id(follows)] = follows
         self._point_of[id(follows)] = name
         return follows
-
-
-def _point(record: _Record, differentiated: bool) -> Point:
-    value = to_numpy(record.value)
-    gradient = None
-    if record.watched and differentiated:
-        gradient = np.zeros_like(value) if record.gradient is None else to_numpy(record.gradient)
-    dtype = str(record.value.dtype).removeprefix("torch.")
-    return Point(record.name, record.source, record.where, tuple(value.shape), dtype, value, gradient)
