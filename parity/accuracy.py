@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,9 @@ DRAWS = 8
 #: Runs from weights one ulp away: two already bound clean training runs, four are recommended (docs/numerics.md).
 TWINS = 4
 
+#: What `compare.structure` says of a type of 16 bits beside float32.
+MIXED = {f"type {a} against {b}" for narrow in ("bfloat16", "float16") for a, b in permutations((narrow, "float32"))}
+
 
 def working_precision(stages: Stages, precision: str) -> list[Row]:
     """Outputs, gradients, optimizer steps and streams, each side against its own float64 run."""
@@ -45,7 +50,25 @@ def working_precision(stages: Stages, precision: str) -> list[Row]:
         stages.path, stages.trained = None, None
     if is_narrow(precision):
         rows += single_operations(stages, precision)
-    return rows
+    return _without_own_types(stages, rows, precision)
+
+
+def _without_own_types(stages: Stages, rows: list[Row], precision: str) -> list[Row]:
+    """Where one side keeps a type whatever it is given (a NumPy number, autocast), what fails decides nothing.
+
+    Unless the weights are of 16 bits: such a model has to give the same type on both sides.
+    """
+    prepared = stages.prepared
+    weights = prepared.pair.weights if isinstance(prepared.pair.weights, Mapping) else {}
+    held = [array.dtype.itemsize for arrays in (*stages.sides.own, weights) for array in arrays.values()]
+    kept = next((row for row in rows if not row.compared and row.derivation in MIXED), None)
+    if kept is None or 2 in held:
+        return rows
+    stages.notes += (
+        f"{precision}: {kept.name} is not compared ({kept.derivation}): something in one side keeps its type "
+        "(autocast, a NumPy number, jnp.linspace without a dtype), which shows where a whole model is of another",
+    )
+    return [replace(row, verdict="ABSTAIN") if row.verdict == "FAIL" else row for row in rows]
 
 
 def _run_accuracy(stages: Stages, weights: Arrays, precision: str) -> list[Row]:

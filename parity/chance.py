@@ -16,7 +16,7 @@ def by_chance(first: Run, second: Run, precision: str) -> dict[str, float]:
     The limit is half the digits of the precision: between its rounding, which another order of a sum may change, and a
     value.
     """
-    limit = 2.0 ** -(FORMATS[precision].precision // 2)
+    limit = FORMATS[precision].half_of_digits
     gaps = errors_by_name([second.outputs], [first.outputs])
     return {name: gap for name, gap in gaps.items() if gap > limit}
 

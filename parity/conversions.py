@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -76,6 +76,11 @@ class Converted(Link):
 
     link: Blocks
     formulas: tuple[Formula, ...]
+
+    @property
+    def pairs(self) -> Iterable[tuple[str, str]]:
+        """Those that are equal: the others are computed from several."""
+        return self.link.pairs
 
     @property
     def apart(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -28,6 +28,11 @@ class Format:
         """Largest relative error of rounding to nearest."""
         return 2.0**-self.precision
 
+    @property
+    def half_of_digits(self) -> float:
+        """A relative distance halfway between one rounding and the whole of a number."""
+        return 2.0 ** -(self.precision // 2)
+
 
 #: What NVIDIA GPUs from Ampere on can multiply float32 matrices in: 8 bits of exponent, 10 and the hidden one of
 #: significand ("NVIDIA A100 Tensor Core GPU Architecture", 2020).

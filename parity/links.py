@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -55,6 +55,10 @@ class Link(Protocol):
     Where numbers are moved and nothing is computed from them, gradients and moments go the way that parameters go.
     """
 
+    @property
+    def pairs(self) -> Iterable[tuple[str, str]]:
+        """Parameters of the reference and of the candidate that hold the same numbers, by name."""
+
     def forward(self, arrays: Arrays) -> dict[str, np.ndarray]:
         """The candidate's out of the reference's."""
 
@@ -87,6 +91,11 @@ class Blocks(Link):
     targets: Mapping[str, tuple[int, ...]]
     apart: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     kept: Arrays = field(default_factory=dict)
+
+    @property
+    def pairs(self) -> Iterable[tuple[str, str]]:
+        """Those of the moves."""
+        return ((move.source, move.target) for move in self.moves)
 
     @property
     def trivial(self) -> bool:
@@ -129,6 +138,11 @@ class Mapped(Link):
     rules: tuple[Rule, ...]
     sources: Mapping[str, tuple[int, ...]]
     sizes: Mapping[str, Mapping[str, int]]
+
+    @property
+    def pairs(self) -> Iterable[tuple[str, str]]:
+        """Those of the rules."""
+        return ((rule.source, rule.target) for rule in self.rules)
 
     @classmethod
     def of(cls, weight_map: WeightMap, reference: Arrays, candidate: Arrays) -> Mapped:

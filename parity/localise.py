@@ -114,7 +114,7 @@ def localise(
             notes.append(f"{label}: compiled; its points are those of the uncompiled run")
     notes += _blind(sides.labels, seen)
     rule = yardstick().rule
-    pairing = pair_points(seen[0], seen[1], points, SAME[precision], inputs=not backward)
+    pairing = pair_points(seen[0], seen[1], points, SAME[precision], not backward, sides.holders)
     pairs = pairing.pairs
     chosen = chosen_layouts(pairs)
 

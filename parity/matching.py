@@ -16,7 +16,7 @@ import numpy as np
 
 from .layouts import find_layouts, layouts
 from .links import Blocks, Cut, Move, part
-from .runs import Arrays
+from .runs import Arrays, is_float
 
 Key = tuple[int, int]
 Block = tuple[str, Cut | None]
@@ -88,13 +88,15 @@ def match_values(reference: Arrays, candidate: Arrays) -> Matched:
 
 
 def match_names(reference: Arrays, candidate: Arrays) -> list[tuple[str, str]]:
-    """Pairs arrays of the same size by their names alone, the most alike first."""
+    """Pairs arrays of the same size by their names alone, the most alike first; whole numbers share at least a word."""
     pairs = []
-    for size in dict.fromkeys(array.size for array in reference.values()):
+    for size, is_whole in dict.fromkeys((array.size, not is_float(array)) for array in reference.values()):
         mine, theirs = (
-            [(name, None) for name, array in side.items() if array.size == size] for side in (reference, candidate)
+            [(name, None) for name, array in side.items() if (array.size, not is_float(array)) == (size, is_whole)]
+            for side in (reference, candidate)
         )
-        pairs += [(a[0], b[0]) for a, b in _assigned(mine, theirs, lambda a, b: -alike(a[0], b[0]))]
+        found = _assigned(mine, theirs, lambda a, b: -alike(a[0], b[0]))
+        pairs += [(a[0], b[0]) for a, b in found if not is_whole or alike(a[0], b[0])]
     return pairs
 
 

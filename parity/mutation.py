@@ -138,7 +138,7 @@ class Bench:
         # nothing is planted into what is seen inside
         options = replace(first.options, budget=None, points=False)
         stages = Stages(prepared, options, lambda message: None, shapes=first.shapes)
-        stages.excuses = first.excuses
+        stages.tables = first.tables
         return stages
 
 

@@ -23,8 +23,8 @@ class PointPair:
     """Two points that are the same place.
 
     Args:
-        how: "map"; "value"; "place": as in the layers that agree; "name"; "order": between the same neighbours; or
-            "input": what the same module is given.
+        how: "map"; "value"; "weights": of modules that hold the same; "place": as in the layers that agree; "name";
+            "order": between the same neighbours; or "input": what the same module is given.
         layout: that takes the reference's value to the candidate's; None where the values differ, and where they are
             the same numbers in an order that no layout explains.
         distance: between the fingerprints of the two values.
@@ -51,13 +51,15 @@ def pair_points(
     explicit: Mapping[str, str] | None = None,
     tolerance: float = 1e-9,
     inputs: bool = True,
+    holders: Sequence[tuple[str, str]] = (),
 ) -> Pairing:
     """Pairs the points of two captures one to one; a point that has no partner is told with the reason.
 
     First the explicit map (reference name -> candidate name). Then equal values of equal size: those that no other
     point has; those of equal names, of the same two places as in other layers, of the same call between the same
     neighbours; the most similar names; unless most layers say otherwise (queries and keys exchanged in one of them).
-    Then, where a fault shows, values that differ, of equal size, in the same three ways. Arrays of one element or of
+    Then, where a fault shows, values that differ, of equal size: of modules that hold the same weights (`holders`, by
+    path), and in the same three ways. Arrays of one element or of
     one number are recognised by name alone. Last, unless they are not wanted, the `inputs` of the same module: where
     one side computes something before it that the other one does not, one of them is a point with another partner.
 
@@ -77,8 +79,10 @@ def pair_points(
     similar = _by_value(equal, gaps, similarities(*names))
     for wanted in (equal, sizes):
         for how, found in (
+            ("weights", lambda: _by_weights(left, right, holders)),
             ("name", lambda: _by_name(left, right, *names)),
             ("name", lambda: _by_site(left, right, *sites)),
+            ("name", lambda: _by_last_word(left, right, *sites)),
             ("place", lambda: _by_place(partner, *sites)),
             ("order", lambda: _by_order(partner, left, right, *sites)),
             ("order", lambda: _by_order(partner, left, right, *sites, whole=False)),
@@ -156,6 +160,18 @@ def _by_value(equal: np.ndarray, gaps: np.ndarray, alike: np.ndarray) -> list[tu
     return [(int(i[k]), int(j[k])) for k in order]
 
 
+def _by_weights(
+    left: Sequence[Point], right: Sequence[Point], holders: Sequence[tuple[str, str]]
+) -> list[tuple[int, int]]:
+    """The outputs of modules that hold the same weights; linen's paths begin with the whole model's class."""
+
+    def of(path: str, points: Sequence[Point]) -> list[int]:
+        return [i for i, point in enumerate(points) if point.name == path or point.name.endswith(f".{path}")]
+
+    found = [(of(mine, left), of(theirs, right)) for mine, theirs in holders]
+    return [(a[0], b[0]) for a, b in found if len(a) == len(b) == 1]
+
+
 def _by_name(
     left: Sequence[Point], right: Sequence[Point], names: Sequence[tuple[str, ...]], others: Sequence[tuple[str, ...]]
 ) -> list[tuple[int, int]]:
@@ -180,6 +196,23 @@ def _by_site(
         and numbers
         and _numel(left[i]) == _numel(right[found[0]])
     ]
+
+
+def _by_last_word(
+    left: Sequence[Point], right: Sequence[Point], sites: Sequence[Site], others: Sequence[Site]
+) -> list[tuple[int, int]]:
+    """The last word of a path, in the same layer, where no other point of either side ends in it (a tap, a method)."""
+
+    def ends(points: Sequence[Point], found: Sequence[Site]) -> dict[object, list[int]]:
+        places: dict[object, list[int]] = defaultdict(list)
+        for i, (point, (place, numbers)) in enumerate(zip(points, found, strict=True)):
+            word = unlayered(place).path.rpartition(".")[2]
+            if word and not place.call:
+                places[word, place.slot, place.repeat, numbers if numbers != (1,) else (), _numel(point)].append(i)
+        return places
+
+    mine, theirs = ends(left, sites), ends(right, others)
+    return [(found[0], theirs[end][0]) for end, found in mine.items() if len(found) == len(theirs.get(end, ())) == 1]
 
 
 def _join(partner: dict[int, tuple[int, str]], how: str, found: Sequence[Sequence[int]]) -> None:

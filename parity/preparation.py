@@ -94,9 +94,9 @@ def prepare(pair: Pair, options: Options) -> Prepared:
         pair = replace(pair, weights=named_arrays("weights", pair.weights))
     form, batches = drawn(pair, options)
     sides = Sides.of(pair, form, options.device)
-    sides.candidate.aliases = {
-        f"state {theirs}": f"state {ours}" for ours, theirs in match_names(sides.reference.state, sides.candidate.state)
-    }
+    same_state = match_names(sides.reference.state, sides.candidate.state)
+    sides.candidate.aliases = {f"state {theirs}": f"state {ours}" for ours, theirs in same_state}
+    sides.reference.paired, sides.candidate.paired = ([names[side] for names in same_state] for side in (0, 1))
     prepared = Prepared(pair, sides, {}, batches, options.batches if callable(pair.inputs) else 1)
     if isinstance(pair.weights, Mapping):
         return replace(prepared, weights=rounded(pair.weights, "float32"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,11 +19,13 @@ from .work import Work
 class Runner(Protocol):
     """One side of a pair, ready to run at any precision. `parity/backends/*/run.py` implement it.
 
-    `aliases` are the pair's names of outputs that the side calls otherwise.
+    `aliases` are the pair's names of outputs that the side calls otherwise, `paired` is the state that the other side
+    has as well.
     """
 
     label: str
     aliases: Mapping[str, str]
+    paired: Collection[str]
 
     @property
     def optimizes(self) -> bool:
@@ -131,6 +133,15 @@ class Around:
     @aliases.setter
     def aliases(self, aliases: Mapping[str, str]) -> None:
         self.runner.aliases = aliases
+
+    @property
+    def paired(self) -> Collection[str]:
+        """The state that the other side has as well."""
+        return self.runner.paired
+
+    @paired.setter
+    def paired(self, paired: Collection[str]) -> None:
+        self.runner.paired = paired
 
     def model_at(self, precision: str) -> Runner:
         """The runner whose model is run at a precision."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,6 +57,15 @@ class Sides:
         """The parameters that each side holds itself."""
         return self.reference.own, self.candidate.own
 
+    @property
+    def holders(self) -> list[tuple[str, str]]:
+        """Modules of the two sides whose own parameters hold the same numbers, by path; those of one other alone."""
+        link = getattr(self.candidate, "link", None)
+        pairs = link.pairs if link is not None else []
+        paths = dict.fromkeys((a.rpartition(".")[0], b.rpartition(".")[0]) for a, b in pairs)
+        mine, theirs = Counter(a for a, _ in paths), Counter(b for _, b in paths)
+        return [(a, b) for a, b in paths if mine[a] == theirs[b] == 1 and a and b]
+
     def rename(self, aliases: Mapping[str, str]) -> None:
         """Gives outputs of the candidate the names that the reference has for them."""
         self.candidate.aliases = {**self.candidate.aliases, **aliases}
@@ -64,14 +74,11 @@ class Sides:
         """Outputs and gradients of every batch."""
         return self.reference_run(weights, batches, precision), self.candidate_run(weights, batches, precision)
 
-    def nudged(self, weights: Arrays, batches: Sequence[Arrays], seed: int) -> tuple[list[Run], list[Run]]:
-        """Widened float64 runs of every batch, with float32 constants one unit in the last place off."""
-        runs = []
-        for runner in (self.reference, self.candidate):
-            with running(runner.label, "float64"):
-                moved = [runner.nudge(weights, batch, seed) for batch in batches]
-            runs.append([replace(run, gradients=self._shared(run.gradients)) for run in moved])
-        return runs[0], runs[1]
+    def nudged(self, runner: Runner, weights: Arrays, batches: Sequence[Arrays], seed: int) -> list[Run]:
+        """One side's widened float64 runs of every batch, with float32 constants one unit in the last place off."""
+        with running(runner.label, "float64"):
+            moved = [runner.nudge(weights, batch, seed) for batch in batches]
+        return [replace(run, gradients=self._shared(run.gradients)) for run in moved]
 
     def lead(self, weights: Arrays, batches: Sequence[Arrays], precision: str) -> Path:
         """The reference's own training in float64, its parameters rounded to `precision` after each step."""

@@ -45,9 +45,9 @@ class Stages:
     """One pair under judgement: its sides, its batches, and what the float64 stage leaves for the later ones.
 
     `left_out` are stages for which there was no time, `unable` precisions in which a side does not run and why.
-    `adaptive` is set where the candidate's optimizer keeps a second moment, `excuses` where float32 tables explain what
-    a widened run leaves, `instead` where a side has no float64, to what is the truth in its place, and `by_twins` where
-    neither has one.
+    `adaptive` is set where the candidate's optimizer keeps a second moment, `tables` are the sides with float32 tables
+    that explain what a widened run leaves, `instead` says where a side has no float64 what is the truth in its place,
+    and `by_twins` is set where neither has one.
     """
 
     prepared: Prepared
@@ -60,7 +60,7 @@ class Stages:
     left_out: tuple[str, ...] = ()
     unable: tuple[str, ...] = ()
     adaptive: bool = False
-    excuses: bool = False
+    tables: tuple[str, ...] = ()
     instead: str = ""
     by_twins: bool = False
     is_steady: bool = field(default=False, init=False)
@@ -164,10 +164,10 @@ class Stages:
         return self.sides.optimizer_islands({name: generator.normal(size=shape) for name, shape in self.shapes.items()})
 
     def excused(self, rows: list[Row]) -> list[Row]:
-        """The rows with what float32 tables explain, which cannot be widened; as they are unless `excuses` is set."""
-        if not self.excuses:
+        """The rows with what float32 tables explain, which cannot be widened; as they are without `tables`."""
+        if not self.tables:
             return rows
-        return excused(rows, self.exact, self.sides, self.weights, self.pooled, self.options.seed)
+        return excused(rows, self.exact, self.sides, self.tables, self.weights, self.pooled, self.options.seed)
 
     def localise(self, backward: bool = True) -> Localised:
         """Where the model comes apart, on the first batch; nothing but a note where no side can be looked into.

@@ -5,6 +5,10 @@ as well: an element is tied if in such a twin one side gives what the other one 
 an output that ties explain, what many choices enter (a mean, a gradient) is tied if a twin moves it by as much as the
 sides differ: no twin makes all of them anew.
 
+The same twins show how well the result is conditioned: sides that are no further apart than a few roundings of weights
+and inputs move the reference do not differ. Float32's error is the scale elsewhere, and says too little where a kernel
+adds up in more than float32 (PyTorch's variance of numbers around 1000).
+
 A gradient at a tie of equal values (the kink of a ReLU, the maximum of two equals) is no such case: outputs agree
 there, and what is propagated is a convention that a port has to keep. It counts as tied only behind an output that is.
 """
@@ -17,6 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .bounds import FLOAT64_SLACK
+from .compare import error_of
 from .formats import FORMATS
 from .result import Row
 from .runs import Arrays, Run, is_float
@@ -34,6 +39,12 @@ LEFT = 2.0**-20
 SHARE = 0.5
 
 GRADIENT = "gradient "
+TIED = "all as good as tied"
+
+
+def is_tied(row: Row) -> bool:
+    """Whether nothing but choices as good as tied keeps a row from passing."""
+    return row.verdict == "ABSTAIN" and TIED in row.derivation
 
 
 def without_ties(
@@ -47,11 +58,14 @@ def without_ties(
 ) -> list[Row]:
     """The rows of a float64 stage; ABSTAIN where every element that differs is tied, and counted.
 
-    Or of a stage in float32 where there is no float64: `exact` are the runs of that.
+    PASS where roundings of weights and inputs move the reference as far. Or of a stage in float32 where there is no
+    float64: `exact` are the runs of that.
     """
-    gaps = {row.name: gap for row in rows if row.verdict == "FAIL" and row.compared for gap in _gaps(row, exact)}
+    failed = {row.name: row for row in rows if row.verdict == "FAIL" and row.compared}
+    gaps = {name: gap for name, row in failed.items() for gap in _gaps(row, exact)}
     outputs = [gap for name, gap in gaps.items() if name in exact[0][0].outputs]
-    if not outputs:
+    conditioned = [name for name in gaps if failed[name].measured < FORMATS[precision].half_of_digits]
+    if not outputs and not conditioned:
         return list(rows)
     for twin in range(MOST_TWINS):
         if twin >= FEW_TWINS and not any(gap.wants(twin) for gap in gaps.values()):
@@ -63,7 +77,7 @@ def without_ties(
     if any(gap.explained for gap in outputs):
         for gap in gaps.values():
             gap.follow()
-    return [gaps[row.name].judged(row) if row.name in gaps else row for row in rows]
+    return [gaps[row.name].judged(row, row.name in conditioned) if row.name in gaps else row for row in rows]
 
 
 @dataclass
@@ -75,6 +89,7 @@ class _Gap:
     differ: np.ndarray
     tied: np.ndarray = field(init=False)
     wavering: np.ndarray = field(init=False)
+    moved: float = 0.0  # of the reference by twins, relative to its size
 
     def __post_init__(self) -> None:
         self.tied, self.wavering = np.zeros_like(self.differ), np.zeros_like(self.differ)
@@ -97,6 +112,7 @@ class _Gap:
             self.tied |= (mine == self.theirs) | (theirs == self.mine)
             self.wavering |= (mine != self.mine) | (theirs != self.theirs)
             return
+        self.moved = max(self.moved, error_of([mine], [self.mine]))
         with np.errstate(invalid="ignore"):
             gap = np.abs(self.mine - self.theirs)
             gap = np.where(np.isfinite(gap), gap, np.nan)  # what is infinite on one side is no tie
@@ -114,14 +130,17 @@ class _Gap:
         if not self.chosen and not self.explained:
             self.tied = self.tied | self.wavering
 
-    def judged(self, row: Row) -> Row:
-        """ABSTAIN if nothing is left that no rounding tips."""
+    def judged(self, row: Row, conditioned: bool) -> Row:
+        """ABSTAIN if nothing is left that no rounding tips; PASS if the twins may and do move it as far."""
+        by = f"{FLOAT64_SLACK} (convention) roundings in weights and inputs"
+        if conditioned and not self.chosen and row.measured <= self.moved < np.inf:
+            return replace(row, bound=self.moved, verdict="PASS", derivation=f"{by} move the reference as far")
         differing, tied = int(self.differ.sum()), int((self.differ & self.tied).sum())
         if not tied:
             return row
-        by = f"{FLOAT64_SLACK} (convention) roundings in weights and inputs turn the one into the other"
+        by += " turn the one into the other"
         if tied == differing:
-            return replace(row, verdict="ABSTAIN", derivation=f"{differing} elements differ, all as good as tied: {by}")
+            return replace(row, verdict="ABSTAIN", derivation=f"{differing} elements differ, {TIED}: {by}")
         return replace(row, derivation=f"{differing} elements differ, {tied} of them as good as tied: {by}")
 
 

@@ -17,7 +17,7 @@ from .options import Options
 from .pair import Pair
 from .preparation import prepare, unpaired_rows
 from .result import Result, Row
-from .same_function import Judged, first_of, is_misfit, same_function
+from .same_function import Judged, first_of, is_misfit, less_than_float32, same_function
 from .stages import Progress, Stages
 from .thorough import thorough_rows
 from .without_float64 import borrowed_precision, look_inside, twin_precision, without_float64
@@ -97,11 +97,16 @@ def _precisions(stages: Stages, judged: Judged) -> None:
     for verdict in ("FAIL", "VACUOUS"):
         row = first_of(judged.rows, verdict)
         if row is not None:
+            lower = {} if stages.instead else less_than_float32(stages.islands())
+            if row.compared and len(lower) == len(stages.sides.labels):
+                types = " and ".join(dict.fromkeys(lower.values()))
+                why = f"{types} was seen in both sides: how they round is not judged"
+                return judged.judge("ABSTAIN", None, f"{_failing(stages, row)}; {why}")
             return judged.judge(verdict, judged.rung, _failing(stages, row))
     if all(row.verdict == "ABSTAIN" for row in judged.rows):
         return judged.judge("ABSTAIN", None, "no bound was smaller than the tensors themselves")
     bitwise = judged.rung == "same-function" and complete and stages.bitwise
-    judged.judge("PASS", "bitwise" if bitwise else judged.rung, stages.instead)
+    judged.judge("PASS", "bitwise" if bitwise else judged.rung, stages.instead or judged.reason)
 
 
 def _judged_at(precision: str, stages: Stages) -> list[Row]:

@@ -896,3 +896,46 @@ def test_a_module_that_a_function_closes_over_keeps_its_gradients() -> None:
 
 def small_rows(generator: np.random.Generator) -> dict[str, np.ndarray]:
     return {"x": generator.standard_normal((5, 7)).astype(np.float32)}
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (1.001, "FAIL")])
+def test_a_type_that_one_side_keeps_in_16_bits_is_told_and_not_failed(factor: float, verdict: str) -> None:
+    # NumPy's float64 number makes float32 of a bfloat16 array, and nothing of a float32 one
+    parameters = {"weight": np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)}
+    reference = Torch(lambda p, x: x @ p["weight"] / math.sqrt(8), parameters)
+    candidate = Jax(lambda p, x: x @ p["weight"] / np.sqrt(8) * factor, parameters)
+    pair = Pair("promoted", reference, candidate, inputs=small_rows)
+    result = check(pair, batches=2, flops=False)
+    assert result.verdict == verdict
+    if verdict == "PASS":
+        (row,) = [row for row in result.rows if row.stage == "bfloat16" and row.name == "output output"]
+        assert (row.verdict, row.derivation) == ("ABSTAIN", "type bfloat16 against float32")
+        assert any(note.startswith("bfloat16: output output is not compared") for note in result.notes)
+        # a model of 16 bits has to keep them
+        narrow = {"weight": parameters["weight"].astype(jnp.bfloat16)}
+        sides = replace(reference, params=narrow), replace(candidate, params=narrow)
+        assert check(replace(pair, reference=sides[0], candidate=sides[1]), batches=2, flops=False).verdict == "FAIL"
+
+
+def test_bfloat16_inside_both_sides_is_not_judged() -> None:
+    generator, low = np.random.default_rng(0), jnp.bfloat16
+    shapes = {"scale": 7, "shift": 7, "square": (7, 7)}
+    parameters = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    kinds = {
+        # rounded once or twice: the float64 runs differ; and in float32 alone, where XLA leaves a rounding out
+        "twice": (
+            lambda p, x: torch.addcmul(p["shift"].bfloat16(), x.bfloat16(), p["scale"].bfloat16()).to(x.dtype),
+            lambda p, x: (x.astype(low) * p["scale"].astype(low) + p["shift"].astype(low)).astype(x.dtype),
+        ),
+        "once": (
+            lambda p, x: (x.bfloat16() @ p["square"].bfloat16()).to(x.dtype),
+            lambda p, x: (x.astype(low) @ p["square"].astype(low)).astype(x.dtype),
+        ),
+    }
+    for name, (mine, theirs) in kinds.items():
+        pair = Pair("mixed", Torch(mine, parameters), Jax(theirs, parameters), inputs=small_rows)
+        result = check(pair, SHORT)
+        assert (result.verdict, result.rung) == ("ABSTAIN", None), (name, result.reason)
+        assert "bfloat16 was seen in both sides" in result.reason
+        wrong = Jax(lambda p, x, theirs=theirs: theirs(p, x) * 1.001, parameters)
+        assert check(replace(pair, candidate=wrong), SHORT).rung == "different"

@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import planted
 import pytest
 import torch
+from flax import nnx
 from planted import CANDIDATES, checked, torch_model
 
 import parity.taps
@@ -465,3 +467,57 @@ def test_the_root_has_the_line_of_its_own_code():
     (finding,) = result.findings
     line = Root.forward.__code__.co_firstlineno
     assert finding.where == (f"test_localise.py:{line}",) * 2  # and not that of whoever called the check
+
+
+def test_modules_that_hold_the_same_weights_are_the_same_place():
+    """An nn.Sequential has numbers for names: a norm whose eps differs is known by its weights."""
+
+    class Named(nnx.Module):
+        def __init__(self, like, eps):
+            self.lift, self.scale = nnx.Linear(4, 8, rngs=nnx.Rngs(0)), nnx.LayerNorm(8, epsilon=eps, rngs=nnx.Rngs(0))
+            self.drop = nnx.Linear(8, 3, rngs=nnx.Rngs(0))
+            for mine, theirs in ((self.lift, like[0]), (self.drop, like[3])):
+                mine.kernel[...], mine.bias[...] = theirs.weight.detach().numpy().T, theirs.bias.detach().numpy()
+            self.scale.scale[...] = like[1].weight.detach().numpy()
+            self.scale.bias[...] = like[1].bias.detach().numpy()
+
+        def __call__(self, x):
+            return self.drop(jax.nn.gelu(self.scale(self.lift(x)), approximate=False))
+
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 3))
+    torch.nn.init.normal_(module[1].weight)
+    torch.nn.init.normal_(module[1].bias)
+    pair = Pair("sequential", module, Named(module, 1e-6), inputs=lambda g: (g.standard_normal((3, 4)),))
+    result = checked(pair)
+    assert result.reason.endswith("; it begins at 1 = scale")
+
+
+def test_taps_of_a_scan_are_the_modules_of_a_list_by_their_last_word():
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.fc = torch.nn.LayerNorm(4), torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            return x + torch.relu(self.fc(self.norm(x)))
+
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(*(Block() for _ in range(3)))
+    stacked = {
+        name: np.stack([dict(block.named_parameters())[name].detach().numpy() for block in layers])
+        for name, _ in layers[0].named_parameters()
+    }
+
+    def scanned(eps):
+        def layer(x, p):
+            mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+            normed = (x - mean) / jnp.sqrt(var + eps) * p["norm.weight"] + p["norm.bias"]
+            normed = parity.tap("norm", normed)
+            return parity.tap("block", x + jax.nn.relu(normed @ p["fc.weight"].T + p["fc.bias"])), None
+
+        return Jax(lambda p, x: jax.lax.scan(layer, x, p)[0], stacked)
+
+    pair = Pair("scanned", layers, scanned(1e-6), inputs=lambda g: (g.standard_normal((3, 4)),))
+    assert checked(replace(pair, candidate=scanned(1e-5))).passed
+    assert "; it begins at 0.norm = norm[0] and 2 more like it" in checked(pair).reason

@@ -43,6 +43,11 @@ class Named:
         """The float arrays by name."""
         return {name: leaf for name, leaf in zip(self.names, self.leaves, strict=True) if _is_float(leaf)}
 
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The arrays by name, of floats, whole numbers and truth values."""
+        return {name: leaf for name, leaf in zip(self.names, self.leaves, strict=True) if _is_number(leaf)}
+
     def filled(self, values: Tree) -> Any:
         """The same pytree with these values in it."""
         leaves = [values.get(name, leaf) for name, leaf in zip(self.names, self.leaves, strict=True)]
@@ -52,7 +57,7 @@ class Named:
 class Program(Protocol):
     """What a side computes.
 
-    `parameters` are differentiated; `state` are floats that a run may change; `counters` count what was drawn.
+    `parameters` are differentiated; `state` is what a run may change; `counters` count what was drawn.
     """
 
     parameters: Named
@@ -103,7 +108,7 @@ class NnxProgram:
         returned = form.call(partial(self.call, module) if self.call else module, inputs)
         split: Any = nnx.split(module, nnx.Param, ...)
         _, _, rest = split
-        return returned, Named.of(rest).floats
+        return returned, Named.of(rest).numbers
 
 
 class LinenProgram:
@@ -131,7 +136,7 @@ class LinenProgram:
             if not self.collections:
                 return form.call(apply, inputs, variables), {}
             returned, changed = form.call(partial(apply, mutable=self.collections), inputs, variables)
-        return returned, Named.of({name: _unfrozen(value) for name, value in changed.items()}).floats
+        return returned, Named.of({name: _unfrozen(value) for name, value in changed.items()}).numbers
 
 
 class EquinoxProgram:
@@ -171,7 +176,8 @@ class Model:
         if weights is not None and held:
             check_names(self.side.label, weights, held)
         self.own = named_arrays(self.side.label, held) if weights is None else {}
-        self.state = named_arrays(self.side.label, program.state.floats)
+        state = {name: leaf for name, leaf in program.state.numbers.items() if name not in program.counters}
+        self.state = named_arrays(self.side.label, state)
 
     def at(self, precision: str) -> Program:
         """The side as it computes at a precision; traced anew for each, for what it holds may differ."""
@@ -218,6 +224,11 @@ def by_name(tree: Any) -> dict[str, jax.Array]:
 
 def _is_float(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _is_number(leaf: Any) -> bool:
+    is_plain = hasattr(leaf, "dtype") and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    return is_plain and (_is_float(leaf) or np.dtype(leaf.dtype).kind in "iub")
 
 
 def _without_tensors(tree: Any) -> Any:

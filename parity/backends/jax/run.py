@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -41,6 +41,7 @@ class JaxRunner:
         self.optimizes = self.side.optimizer is not None
         self.loss = loss_of(role, pair)
         self.aliases: Mapping[str, str] = {}
+        self.paired: Collection[str] = ()
         self._programs: dict[Any, Any] = {}
         self._runs = 0
 
@@ -181,7 +182,7 @@ class JaxRunner:
 
     def _arguments(self, weights: Arrays, batch: Arrays, precision: str) -> tuple[Any, Any, Any]:
         """Parameters, state and inputs; what counts random draws goes on from run to run, as in the module itself."""
-        state = _cast(self.model.state, precision)
+        state = _cast({name: value for name, value in self.state.items() if is_float(value)}, precision)
         self._runs += 1
         for name, drawn in self.model.at(precision).counters.items():
             state[name] = jnp.asarray(drawn + np.asarray(self._runs, drawn.dtype))
@@ -195,10 +196,11 @@ class JaxRunner:
 
     def _changed(self, state: Mapping[str, jax.Array], precision: str) -> dict[str, np.ndarray]:
         """The state that a run left other than it found it, under the pair's names."""
-        before = _to_numpy(_cast(self.model.state, precision))
+        before = _to_numpy(_cast(self.state, precision))
         changed = {}
         for name, value in _to_numpy(state).items():
-            if name in before and not np.array_equal(before[name], value, equal_nan=True):
+            known = name in before and (is_float(value) or name in self.paired)
+            if known and not np.array_equal(before[name], value, equal_nan=True):
                 changed[self.aliases.get(f"state {name}", f"state {name}")] = value
         return changed
 

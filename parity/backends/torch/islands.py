@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...frames import is_user_code
 from ...islands import Island, holds_float32, nudged
 from .compiling import uncompiled
+from .state import buffers_of
 
 _WIDE = {
     torch.float32: torch.float64,
@@ -31,16 +32,19 @@ _WIDE = {
 
 @contextmanager
 def trace_islands(
-    module: torch.nn.Module, side: str = "torchref", inputs: Mapping[str, torch.Tensor] | None = None
+    module: torch.nn.Module,
+    side: str = "torchref",
+    inputs: Mapping[str, torch.Tensor] | None = None,
+    tables: Collection[str] = (),
 ) -> Iterator[list[Island]]:
     """Record where a float64 run, forward and backward, drops to a lower precision.
 
     Yields a list that fills in data order while the run goes on, one entry per module and, outside modules, per
     function; what depends on no parameter or input (a table of sines) stands where it meets the data first. Parameters,
     inputs and state may hold float32 numbers; any other tensor that does was computed in float32 and is reported as a
-    constant. `inputs` are those that the module's own arguments do not show.
+    constant. `inputs` are those that the module's own arguments do not show, `tables` the state that is none.
     """
-    trace = _Trace(module, side, inputs or {})
+    trace = _Trace(module, side, inputs or {}, tables)
     handles = (
         []
         if isinstance(module, torch.jit.ScriptModule)
@@ -82,7 +86,9 @@ def lift(nudge: int | None = None) -> Iterator[None]:
 class _Trace(TorchDispatchMode):
     """Sees every operation below autograd; one whose result is low while no tensor it reads is low is an entry."""
 
-    def __init__(self, module: torch.nn.Module, side: str, inputs: Mapping[str, torch.Tensor]):
+    def __init__(
+        self, module: torch.nn.Module, side: str, inputs: Mapping[str, torch.Tensor], tables: Collection[str] = ()
+    ):
         super().__init__()
         self.side = side
         self.islands: list[Island] = []
@@ -92,7 +98,8 @@ class _Trace(TorchDispatchMode):
         self._names = {id(child): name for name, child in module.named_modules()}
         self._running: list[str] = []
         self._known: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
-        given = [*module.named_parameters(), *inputs.items(), *state_of(module)]
+        state = [(name, buffer) for name, buffer, is_saved in buffers_of(module) if is_saved and name not in tables]
+        given = [*module.named_parameters(), *inputs.items(), *state]
         self._inputs = {_key(tensor): f"input {name}" for name, tensor in given}
         self._data = set(self._inputs)
         self._buffers = {_key(tensor): name for name, tensor in module.named_buffers()}
@@ -215,7 +222,7 @@ class _Lift(TorchDispatchMode):
         return result if any(written) else tree_map(_widen, result)
 
     def _read(self, x: Any) -> Any:
-        if self.nudge is None or not isinstance(x, torch.Tensor) or x.dtype not in _WIDE or x.is_complex():
+        if self.nudge is None or not isinstance(x, torch.Tensor) or x.dtype not in _WIDE:
             return _widen(x)
         return nudge_tensor(x, self.nudge)
 
@@ -224,26 +231,18 @@ _Line = tuple[CodeType, int]
 
 
 def nudge_tensor(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    """float32 numbers in float64, one unit in the last place off."""
+    """float32 numbers in float64, one unit in the last place off; of complex ones both parts."""
+    if tensor.is_complex():
+        return torch.view_as_complex(nudge_tensor(torch.view_as_real(tensor.resolve_conj()), seed))
     return torch.from_numpy(nudged(tensor.detach().cpu().float().numpy(), seed)).to(tensor.device)
 
 
-def constants_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Float buffers that are not saved with a model and hold float32 numbers: it worked them out in float32."""
-    for owner in module.modules():
-        for key, buffer in owner._buffers.items():
-            if buffer is None or key not in owner._non_persistent_buffers_set or not buffer.is_floating_point():
-                continue
-            if buffer.dtype in _WIDE or _holds_float32(buffer):
-                yield buffer
-
-
-def state_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Float buffers that are saved with a model: state, where the others are constants that it worked out."""
-    for prefix, owner in module.named_modules():
-        for key, buffer in owner._buffers.items():
-            if buffer is not None and key not in owner._non_persistent_buffers_set and buffer.is_floating_point():
-                yield f"{prefix}.{key}" if prefix else key, buffer
+def constants_of(module: torch.nn.Module, tables: Collection[str] = ()) -> Iterator[torch.Tensor]:
+    """Float32 numbers that a model worked out: of buffers that are not saved with it, and of `tables`."""
+    for name, buffer, is_saved in buffers_of(module):
+        is_table = not is_saved or name in tables
+        if is_table and _is_float(buffer) and (buffer.dtype in _WIDE or _holds_float32(buffer)):
+            yield buffer
 
 
 def _user_line() -> _Line | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from ...runs import Arrays, check_names, is_float
 from ...trees import Form, is_array, leaves, rebuilt, to_array
 from .compiling import compiled_in_place
 from .draws import replacing_dropout
-from .islands import state_of
+from .state import Snapshot, buffers_of
 from .versions import DTYPES, from_numpy
 
 Place = tuple[nn.Module, str]
@@ -71,29 +71,27 @@ class Model:
         if weights is not None:
             check_names(self.side.label, weights, named)
         self.own = {} if weights is not None else {name: to_array(value) for name, value in named.items()}
-        self.state = {name: to_array(value) for name, value in state_of(original)}
-        self._skeletons: dict[str, tuple[nn.Module, dict[str, list[Place]]]] = {}
+        self.state = {name: to_array(buffer) for name, buffer, _ in buffers_of(original)}
+        self._skeletons: dict[str, tuple[nn.Module, dict[str, list[Place]], Snapshot]] = {}
         self._filled = ""
         self.dropout = Dropout(dropout, replacing_dropout)
 
     def at(self, weights: Mapping[str, torch.Tensor], precision: str) -> nn.Module:
-        """The module at a precision with these parameters and its first state; it holds them until `release`."""
+        """The module at a precision with these parameters, all else as at first; it holds them until `release`."""
         if precision not in self._skeletons:
             module = skeleton(self._module(self._side(precision)), precision)
-            self._skeletons[precision] = (module, parameter_places(module))
+            self._skeletons[precision] = (module, parameter_places(module), Snapshot(module))
         self.release()  # one model's numbers at a time: it may be large
         self._filled = precision
-        module, places = self._skeletons[precision]
+        module, places, snapshot = self._skeletons[precision]
+        snapshot.restore()
         _fill(places, weights)
-        with torch.no_grad():
-            for name, buffer in state_of(module):
-                buffer.copy_(from_numpy(self.state[name], buffer.device))
         return module
 
     def release(self) -> None:
         """Lets go of the parameters that the module holds, and of their gradients."""
         if self._filled:
-            module, places = self._skeletons[self._filled]
+            module, places, _ = self._skeletons[self._filled]
             _fill(places, {name: parameter.detach().to("meta") for name, parameter in module.named_parameters()})
         self._filled = ""
 
@@ -102,13 +100,9 @@ class Model:
         with self.dropout.run():
             return self.form.call(partial(self.side.call, module) if self.side.call else module, inputs)
 
-    def changed_state(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """The floats among the module's state that the last call changed (running statistics)."""
-        return {
-            name: value.detach().clone()
-            for name, value in state_of(module)
-            if not torch.equal(value, from_numpy(self.state[name], value.device).to(value.dtype))
-        }
+    def changed_state(self, paired: Collection[str]) -> dict[str, torch.Tensor]:
+        """What the last call changed of the module's state (running statistics, counters)."""
+        return self._skeletons[self._filled][2].changed(paired)
 
     def _side(self, precision: str) -> Torch:
         side = recognised(self.role, self.given, precision)

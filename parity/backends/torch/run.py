@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -37,12 +37,18 @@ class TorchRunner:
         self.optimizes = self.side.optimizer is not None
         self.loss = loss_of(role, pair)
         self.aliases: Mapping[str, str] = {}
+        self.paired: Collection[str] = ()
         self.device = torch.device(device)
 
     @property
     def draws(self) -> Sequence[Shape]:
         """The shapes of the shared random draws of the last run."""
         return self.model.dropout.last.shapes
+
+    @property
+    def _tables(self) -> list[str]:
+        """State that the other side has none for, which is no more than what the model has worked out."""
+        return [name for name in self.state if name not in self.paired]
 
     @contextmanager
     def mode(self, precision: str = "float64") -> Iterator[None]:
@@ -104,13 +110,14 @@ class TorchRunner:
         """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
         with self.mode():
             module = self._module(weights, "float64")
-            before = [(buffer, buffer.clone()) for buffer in islands.constants_of(module)]
+            before = [(buffer, buffer.clone()) for buffer in islands.constants_of(module, self._tables)]
             with torch.no_grad():
                 for buffer, values in before:
                     buffer.copy_(islands.nudge_tensor(values, seed))
+            given = self._differentiable(batch, "float64")  # before: they are float32 numbers, and no table
             try:
                 with islands.lift(seed):
-                    return self._run_once(module, *self._differentiable(batch, "float64"), lifted=False)
+                    return self._run_once(module, *given, lifted=False)
             finally:
                 with torch.no_grad():
                     for buffer, values in before:
@@ -139,7 +146,7 @@ class TorchRunner:
         with self.mode():
             # cast before the trace: float32 numbers in a float64 tensor are right for an input
             module, (inputs, floats) = self._module(weights, "float64"), self._differentiable(batch, "float64")
-            with islands.trace_islands(module, self.label, inputs) as found, suppress(*ANYTHING):
+            with islands.trace_islands(module, self.label, inputs, self._tables) as found, suppress(*ANYTHING):
                 self._backward(module, inputs, floats, lifted=False)
             return list(found)
 
@@ -180,7 +187,7 @@ class TorchRunner:
         lifted: bool,
     ) -> Run:
         outputs, loss = self._backward(module, inputs, floats, lifted)
-        state = {f"state {name}": value for name, value in self.model.changed_state(module).items()}
+        state = {f"state {name}": value for name, value in self.model.changed_state(self.paired).items()}
         gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
         of_inputs = {name: _gradient(leaf) for name, leaf in floats.items()}
         named = _to_numpy(outputs | self._renamed(state))
