@@ -97,7 +97,7 @@ def _precisions(stages: Stages, judged: Judged) -> None:
     for verdict in ("FAIL", "VACUOUS"):
         row = first_of(judged.rows, verdict)
         if row is not None:
-            lower = {} if stages.instead else less_than_float32(stages.islands())
+            lower = {} if stages.instead else less_than_float32(stages.sides.islands(stages.weights, stages.pooled[0]))
             if row.compared and len(lower) == len(stages.sides.labels):
                 types = " and ".join(dict.fromkeys(lower.values()))
                 why = f"{types} was seen in both sides: how they round is not judged"
