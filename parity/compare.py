@@ -244,14 +244,20 @@ def structure(reference: Arrays, candidate: Arrays) -> list[Structure]:
     problems = []
     for name in [*reference, *(name for name in candidate if name not in reference)]:
         if name not in candidate:
-            problems.append(Structure(name, "only the reference has it"))
+            problems.append(Structure(name, _alone(name, "reference")))
         elif name not in reference:
-            problems.append(Structure(name, "only the candidate has it"))
+            problems.append(Structure(name, _alone(name, "candidate")))
         elif reference[name].shape != candidate[name].shape:
             problems.append(Structure(name, f"shape {reference[name].shape} against {candidate[name].shape}"))
         elif problem := _types(reference[name].dtype, candidate[name].dtype):
             problems.append(Structure(name, problem))
     return problems
+
+
+def _alone(name: str, side: str) -> str:
+    """State is there where a run has changed it (`runs.is_state`)."""
+    mode = "changes it: is the other one in evaluation mode?" if name.startswith("state ") else "has it"
+    return f"only the {side} {mode}"
 
 
 def _types(reference: np.dtype, candidate: np.dtype) -> str:

@@ -258,6 +258,8 @@ class Stages:
                 self.notes += (f"{label}: two runs on the same numbers give other bits: it adds up in another order",)
         drawn = self.sides.reference.draws, self.sides.candidate.draws
         if dropout != SHARED:
+            if dropout:
+                self.notes += ("dropout: left out on both sides, so that its rates are not compared",)
             return refuse_any_draws(self.sides.labels, drawn)
         refuse_other_draws(self.sides.labels, drawn)
         self.notes += (f"dropout: {len(drawn[0])} draws in each run, the same ones on both sides",)

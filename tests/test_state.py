@@ -9,7 +9,7 @@ import pytest
 import torch
 from flax import nnx
 
-from parity import Jax, Pair, Torch, check
+from parity import Jax, Pair, ParityUsageError, Torch, check
 
 QUICK = {"precisions": (), "steps": 0, "flops": False, "batches": 2}
 
@@ -266,3 +266,24 @@ def test_a_table_excuses_nothing_in_what_it_does_not_move():
     assert (right.verdict, right.rung) == ("PASS", "float32-island"), right.reason
     wrong = check(Pair("rotating", Torch(module), Jax(rotating(1e-12), parameters), inputs=inputs), **QUICK)
     assert (wrong.verdict, wrong.rung) == ("FAIL", "different")
+
+
+def test_one_side_in_evaluation_mode_is_told():
+    norm = torch.nn.BatchNorm1d(5)
+    other = torch.nn.BatchNorm1d(5).eval()
+    result = check(Pair("mode", norm, Torch(other), inputs=lambda generator: (rows_of(generator)["x"],)), **QUICK)
+    rows = {row.name: row.derivation for row in result.rows if row.verdict == "FAIL"}
+    assert rows["output state running_mean"] == "only the reference changes it: is the other one in evaluation mode?"
+
+
+def test_complex_parameters_are_refused_in_one_line():
+    class Filter(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+        def forward(self, x):
+            return torch.fft.irfft(torch.fft.rfft(x) * self.gain, n=5)
+
+    with pytest.raises(ParityUsageError, match=r"real parameters, got gain of torch.complex64; hold its two parts"):
+        check(Pair("filter", Filter(), Filter(), inputs=rows_of), **QUICK)

@@ -68,6 +68,11 @@ class Model:
                 "its own compile(), which a copy does not keep; give torch.compile(module)"
             )
         named = dict(original.named_parameters())
+        if parts := [name for name, value in named.items() if value.is_complex()]:
+            raise ParityUsageError(
+                f"{self.side.label}: real parameters, got {parts[0]} of {named[parts[0]].dtype}; hold its two parts "
+                "(torch.view_as_real) and make it of them"
+            )
         if weights is not None:
             check_names(self.side.label, weights, named)
         self.own = {} if weights is not None else {name: to_array(value) for name, value in named.items()}
