@@ -260,3 +260,37 @@ def flops(json_path: str | None, no_color: bool, debug: bool, **words: Any) -> i
     from .flops.command import run_flops
 
     return run_flops(json_path=json_path, plain=no_color or bool(os.environ.get("NO_COLOR")), **words)
+
+
+@main.command()
+@click.argument("target", metavar="PRESET")
+@click.option("--batch", help="Sequences on each device.  [default: 1]")
+@click.option("--global-batch", help="Sequences on all devices together.")
+@click.option("--seq", help="Tokens per sequence, such as 8k.  [default: 1024, or the model's maximum]")
+@click.option("--device", default="h100", show_default=True, help="h100, h200, a100, b200, l4, rtx-4090, tpu-v5p ...")
+@click.option("--precision", default="bf16-mixed", show_default=True, help="bf16-mixed, fp32, tf32, autocast, bf16 ...")
+@click.option("--optimizer", default="adamw", show_default=True, help="sgd, momentum, adam or adamw.")
+@click.option("--recompute", default="none", show_default=True, help="none, selective (attention) or full (blocks).")
+@click.option("--zero", type=Whole(0), default=0, show_default=True, help="Stage of ZeRO; 3 is FSDP.")
+@click.option("--gpus", default="1", show_default=True, help="Devices.")
+@click.option("--tokens", help="Of a whole training, such as 15T: days, hours and cost.")
+@click.option("--mfu", type=float, default=0.4, show_default=True, help="Share of the peak that a training reaches.")
+@click.option("--price", type=float, help="Of a device for an hour.")
+@click.option("--rate", type=float, metavar="TOKENS", help="Tokens per second that were measured: MFU by convention.")
+@click.option("--kernel", type=OneOf(["einsum", "fused"]), default="fused", show_default=True, help="Attention.")
+@click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Change one field of the ModelConfig.")
+@click.option(
+    "--sweep", "sweeps", multiple=True, metavar="NAME=A..B", help="batch=1..64 or seq=1k..128k of one device."
+)
+@click.option("--json", "json_path", metavar="PATH", help="Write every figure as JSON; - is standard output.")
+@click.option("--no-color", is_flag=True, help="Plain text (so does the variable NO_COLOR).")
+@click.option("--debug", is_flag=True, help="A traceback before the line of an error.")
+def account(json_path: str | None, no_color: bool, debug: bool, **words: Any) -> int:
+    """Say what a training step takes: memory, what bounds it, days and cost, from the sizes alone.
+
+    PRESET is one of `parity check list`. Nothing runs, and no framework is loaded.
+    """
+    del debug  # read by Commands.main
+    from .planning.command import run_account
+
+    return run_account(json_path=json_path, plain=no_color or bool(os.environ.get("NO_COLOR")), **words)

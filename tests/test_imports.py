@@ -44,7 +44,11 @@ LIGHT = {
         HEAVY,
     ),
     "parity.Pair": ("import parity; parity.Pair, parity.Jax, parity.Torch, parity.Options, parity.Result", FRAMEWORKS),
-    "parity.account": ("import parity.account.formula, parity.account.convolution", (*FRAMEWORKS, "numpy")),
+    "parity.account": (
+        "import parity.account.formula, parity.account.convolution, parity.account.plan, parity.account.mfu",
+        (*FRAMEWORKS, "numpy"),
+    ),
+    "parity account": (HELP.replace("'--help'", "'account', 'llama3-405b'"), FRAMEWORKS),
     "parity.taps": ("import parity.taps; parity.taps.tap('x', 1)", HEAVY),
     "parity.pairing": ("import parity.pairing, parity.einops_calls", FRAMEWORKS),
     "parity.report": ("import parity.report", FRAMEWORKS),

@@ -76,25 +76,26 @@ def block_activations(config: Any, batch: int, seq: int, width: int, *, written_
 
 
 def outer_activations(config: Any, batch: int, seq: int, width: int, *, written_out: bool = False) -> list[Kept]:
-    """What the model keeps outside its blocks: tables' indices, the last norm, the head and the loss."""
+    """What the model keeps outside its blocks: tables' indices, angles, the last norm, the head and the loss."""
     tokens = batch * seq
     kept = [Kept("token_embedding", "tokens", INDEX * tokens)]
+    if config.position == "learned":
+        kept.append(Kept("position_embedding", "positions", INDEX * seq))
+    if config.position == "rope":
+        kept.append(Kept("attention", "cosines and sines", WIDE * tokens * config.rotary_width))
+    if config.token_types:
+        kept.append(Kept("type_embedding", "types", INDEX * tokens))
     if config.embedding_norm:
         kept += _norm("embedding_norm", config, tokens, config.d_model, width, written_out)
-    if config.position == "rope":
-        kept.append(Kept("rope", "cosines and sines", 2 * WIDE * seq * rotated(config)))
+    if written_out and config.kernel == "einsum":
+        kept.append(Kept("attention", "which keys are seen", BOOL * seq * seq))
     if config.final_norm:
         kept += _norm("final_norm", config, tokens, config.d_model, width, written_out)
     if config.head != "none":
         kept.append(Kept("head", "input", width * tokens * config.d_model))
         kept.append(Kept("loss", "logarithm of softmax", max(width, WIDE) * tokens * config.vocab_size))
-        kept.append(Kept("loss", "targets and which of them count", (INDEX + BOOL) * tokens))
+        kept.append(Kept("loss", "targets and which of them count", (INDEX + BOOL) * tokens + INDEX))
     return kept
-
-
-def rotated(config: Any) -> int:
-    """Angles per position: half the elements of a head that are rotated."""
-    return int(config.head_width * config.rope_fraction) // 2
 
 
 def _norm(module: str, config: Any, rows: int, size: int, width: int, written_out: bool) -> Iterator[Kept]:
@@ -104,6 +105,8 @@ def _norm(module: str, config: Any, rows: int, size: int, width: int, written_ou
         yield Kept(module, "centred values" if centred else "input", wide * rows * size)
         yield Kept(module, "normed values before their weight", wide * rows * size)
         yield Kept(module, "reciprocal root of each row", wide * rows)
+        if not centred:
+            yield Kept(module, "weight and its offset", wide * size)
     else:
         yield Kept(module, "input", width * rows * size)
         yield Kept(module, "statistics of each row", (2 if centred else 1) * wide * rows)
