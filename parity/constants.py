@@ -104,7 +104,7 @@ class _Moves:
         """The row by this bound; it fails too if a vector is further apart than its tables move it."""
         bound, share = TABLE_UNITS * self.whole, 0.0
         for moved, a, b in zip(self.vectors, reference[row.name], candidate[row.name], strict=True):
-            allowed = TABLE_UNITS * moved + row.bound * rms(a)
+            allowed = 2 * TABLE_UNITS * moved + row.bound * rms(a)  # twice, for nudges of a few entries may cancel
             share = max(share, float(np.max(_lengths(a - b) / np.maximum(allowed, np.finfo(float).tiny), initial=0)))
         why = (
             f"{TABLE_UNITS} x what one unit in the last place of the float32 tables moves: "

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import sys
+import sysconfig
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from .errors import first_line
 
 #: frames of these packages say how an operation was carried out, not who asked for it
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "equinox", "torch", "einops", "numpy", "jaxtyping", "beartype")
@@ -22,13 +24,17 @@ _RUNNERS = frozenset(str(Path(__file__).parent / "backends" / each / "run.py") f
 def _library_prefixes() -> tuple[str, ...]:
     specs = [find_spec(name) for name in _LIBRARIES]
     folders = [folder for spec in specs if spec for folder in spec.submodule_search_locations or ()]
-    return (*(f"{folder}/" for folder in folders), f"{Path(__file__).parent}/", contextlib.__file__, functools.__file__)
+    return (*(f"{folder}/" for folder in folders), f"{Path(__file__).parent}/")
+
+
+_STANDARD_LIBRARY = f"{sysconfig.get_paths()['stdlib']}/"
 
 
 @functools.cache
 def is_user_code(filename: str) -> bool:
-    """Whether a file is the model's own: no framework, no part of this harness, no generated code ("<...>")."""
-    return not filename.startswith(("<", *_library_prefixes()))
+    """Whether a file is the model's own: no framework, no part of Python or of this harness, no generated code."""
+    is_pythons = filename.startswith(_STANDARD_LIBRARY) and "-packages/" not in filename
+    return not is_pythons and not filename.startswith(("<", *_library_prefixes()))
 
 
 def caller() -> str:
@@ -44,11 +50,12 @@ def caller() -> str:
     return ""
 
 
-def raised_at(error: BaseException) -> str:
-    """File and line of the innermost frame of the model's own code that an error came through, "" where none is."""
+def told(error: BaseException) -> str:
+    """An error in one line: its type, the line of the caller's own code that it came through last, what it says."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if is_user_code(frame.filename)]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    return f"{type(error).__name__}{where}: {first_line(error)}"
 
 
 def definition(function: Any) -> str:

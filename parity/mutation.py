@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from .accuracy import single_operations, working_precision
 from .bounds import LESS_ACCURATE
-from .errors import ANYTHING, ParityUsageError, first_line
+from .errors import ANYTHING, ParityUsageError
 from .findings import FAILED, KILLED, SURVIVED, UNTOUCHED, Planted
+from .frames import told
 from .kinds import all_same_bits
 from .localise import MOVED
 from .mutants import NONE, Mutant, mutants
@@ -48,7 +49,7 @@ def planted(stages: Stages) -> list[Planted]:
             prepared = bench.prepared(make)
             ours = bench.has_our_reference(prepared)
         except ANYTHING as error:  # whatever the caller's function raises: the other faults are planted all the same
-            what = str(error) if isinstance(error, ParityUsageError) else f"{type(error).__name__}: {first_line(error)}"
+            what = str(error) if isinstance(error, ParityUsageError) else told(error)
             found.append(Planted(GIVEN, name, FAILED, what))
             continue
         found.append(_outcome(GIVEN, name, bench.stages_of(prepared, ours), usual, ours))

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .conversions import Converted, converted
-from .errors import ANYTHING, NoFloat64Error, ParityUsageError, first_line
+from .errors import ANYTHING, NoFloat64Error, ParityUsageError
 from .fields import refuse_misfits
+from .frames import told
 from .links import Blocks, Mapped
 from .matching import CLOSE, CLOSE_IN_FLOAT32, Matched, known_numbers, match_names, match_values
 from .options import Options
@@ -128,8 +129,8 @@ def draw_batches(pair: Pair, generator: np.random.Generator, count: int) -> tupl
         batches = [given(generator) if callable(given) else given for _ in range(count)]
     except ANYTHING as error:  # whatever the caller's function raises
         raise ParityUsageError(
-            f"inputs: a function of a NumPy Generator that returns a batch, got {type(error).__name__}: "
-            f"{first_line(error)}; call it by itself, the traceback (--debug) shows where"
+            f"inputs: a function of a NumPy Generator that returns a batch, got {told(error)}; "
+            "call it by itself, the traceback (--debug) shows where"
         ) from error
     for batch in batches:
         if not isinstance(batch, tuple | list | Mapping):

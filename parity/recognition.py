@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .errors import ANYTHING, ParityUsageError, first_line
+from .errors import ANYTHING, ParityUsageError
+from .frames import told
 from .pair import Equinox, Factory, Jax, Linen, Torch
 
 
@@ -48,7 +49,7 @@ def _made(role: str, factory: Factory, precision: str) -> Any:
     try:
         return factory.make(dtype)
     except ANYTHING as error:
-        what = f"{type(error).__name__}: {first_line(error)}"
+        what = told(error)
         raise ParityUsageError(
             f"{role}: a factory that makes a side of {dtype}, got {what}; --debug shows where"
         ) from error

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ANYTHING, NoFloat64Error, NotRunError, ParityUsageError, first_line
-from .frames import raised_at
+from .errors import ANYTHING, NoFloat64Error, NotRunError, ParityUsageError
+from .frames import told
 from .pair import Pair
 from .trees import is_array, leaves, to_array
 
@@ -194,8 +194,7 @@ def running(label: str, precision: str) -> Iterator[None]:
     except (ParityUsageError, MemoryError, ImportError):
         raise
     except ANYTHING as error:
-        where = raised_at(error)
-        said = f"{type(error).__name__}{where and f' at {where}'}: {first_line(error)}"
+        said = told(error)
         raise kind(
             f"{label}: a function that runs on these weights and inputs in {precision}, got {said}; "
             "try it by itself, the traceback (--debug) shows where",

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import ANYTHING, ParityUsageError, first_line
+from .errors import ANYTHING, ParityUsageError
+from .frames import told
 from .pair import Pair
 
 
@@ -92,5 +93,5 @@ def _attempted(rule: str, run: Any) -> Any:
     except ParityUsageError:
         raise
     except ANYTHING as error:
-        what = f"{type(error).__name__}: {first_line(error)}"
+        what = told(error)
         raise ParityUsageError(f"{rule}, got {what}; --debug shows where") from error

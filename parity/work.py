@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .errors import ANYTHING, first_line
+from .errors import ANYTHING
+from .frames import told
 
 Counts = Mapping[str, Mapping[str, int | None]]
 #: Pass -> path of the module that wrote it, "" for none -> FLOPs.
@@ -77,6 +78,6 @@ def collect(methods: Sequence[tuple[str, str, Callable[[], int | None]]], label:
             found = count()
         except ANYTHING as error:
             found = None
-            notes.append(f"{label} by {method}: no count, {type(error).__name__}: {first_line(error)}")
+            notes.append(f"{label} by {method}: no count, {told(error)}")
         flops.setdefault(name, {})[method] = found
     return Work(flops, tuple(dict.fromkeys(notes)))

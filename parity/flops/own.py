@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..capture import ROOT
-from ..errors import ANYTHING, ParityUsageError, first_line
+from ..errors import ANYTHING, ParityUsageError
+from ..frames import told
 from ..options import Options
 from ..pair import Jax, Pair, Torch
 from ..preparation import prepare
@@ -109,7 +110,7 @@ def _of_module(target: str, side: Torch, form: Form) -> Flops:
     except ParityUsageError as error:
         notes = (str(error),)
     except ANYTHING as error:  # whatever somebody's module raises on the meta device
-        notes = (f"no count by torch, {type(error).__name__}: {first_line(error)}",)
+        notes = (f"no count by torch, {told(error)}",)
     flops = {each: {"torch": sum(found.values())} for each, found in placed.items()}
     places = {each: {place or ROOT: count for place, count in found.items()} for each, found in placed.items()}
     classes = merge_classes({"torch": places}) if placed else {}

@@ -90,7 +90,9 @@ class JaxRunner:
         """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
         with self.mode("float64"), lifting.nudging(seed):
             arguments = self._arguments(weights, batch, "float64")
-            return self._run(jax.jit(lifting.lift(self._differentiated("float64")))(*arguments), "float64")
+            function = lifting.lift(self._differentiated("float64"))
+            once = compiler_options(arguments, once=True)
+            return self._run(jax.jit(function, compiler_options=once)(*arguments), "float64")
 
     def capture(
         self,
