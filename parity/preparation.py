@@ -97,7 +97,15 @@ def prepare(pair: Pair, options: Options) -> Prepared:
     sides = Sides.of(pair, form, options.device)
     same_state = match_names(sides.reference.state, sides.candidate.state)
     sides.candidate.aliases = {f"state {theirs}": f"state {ours}" for ours, theirs in same_state}
-    sides.reference.paired, sides.candidate.paired = ([names[side] for names in same_state] for side in (0, 1))
+    equal = [
+        each for each in same_state if np.array_equal(sides.reference.state[each[0]], sides.candidate.state[each[1]])
+    ]
+    for side, runner in enumerate((sides.reference, sides.candidate)):
+        runner.paired = [names[side] for names in same_state]
+        shared = {names[side] for names in equal}
+        runner.tables = [
+            name for name, value in runner.state.items() if value.dtype.kind in "fc" and name not in shared
+        ]
     prepared = Prepared(pair, sides, {}, batches, options.batches if callable(pair.inputs) else 1)
     if isinstance(pair.weights, Mapping):
         return replace(prepared, weights=rounded(pair.weights, "float32"))

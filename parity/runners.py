@@ -19,13 +19,14 @@ from .work import Work
 class Runner(Protocol):
     """One side of a pair, ready to run at any precision. `parity/backends/*/run.py` implement it.
 
-    `aliases` are the pair's names of outputs that the side calls otherwise, `paired` is the state that the other side
-    has as well.
+    `aliases` are the pair's names of outputs that the side calls otherwise; `paired` is the state that the other side
+    has as well, `tables` that which it has not in the same numbers: unless a run changes it, it was worked out.
     """
 
     label: str
     aliases: Mapping[str, str]
     paired: Collection[str]
+    tables: Collection[str]
 
     @property
     def optimizes(self) -> bool:
@@ -142,6 +143,15 @@ class Around:
     @paired.setter
     def paired(self, paired: Collection[str]) -> None:
         self.runner.paired = paired
+
+    @property
+    def tables(self) -> Collection[str]:
+        """The state that the other side has not in the same numbers."""
+        return self.runner.tables
+
+    @tables.setter
+    def tables(self, tables: Collection[str]) -> None:
+        self.runner.tables = tables
 
     def model_at(self, precision: str) -> Runner:
         """The runner whose model is run at a precision."""

@@ -113,6 +113,8 @@ def _look_inside(stages: Stages, judged: Judged) -> None:
     judged.reason += inside.begins
     if inside.moved and not agreeing:
         judged.reason += f"; {inside.moved[0]}"
+    elif all(row.name.startswith(("state ", "output state ")) for row in judged.rows if row.verdict == "FAIL"):
+        judged.reason += "; all that differs is what the run leaves in its state"
     elif inside.rows and not inside.findings and not agreeing and not in_gradients:
         judged.reason += f"; it begins after {inside.rows[-1].name.removeprefix('point ')}, the last point that agrees"
     if not any(finding.what == "value" for finding in inside.findings) and in_gradients:

@@ -29,6 +29,8 @@ METHODS = {
 
 WIDTH_FOR_NAMES = 110
 WIDTH_FOR_NUMBERS = 72
+#: What the name of the tightest tensor gets, on a terminal that is wide enough for one.
+WIDTH_OF_TENSORS = 30
 #: Three figures and the verdict of a row, with the space between them.
 WIDTH_OF_FIGURES = 3 * (len("headroom") + 2) + len("ABSTAIN") + 4
 
@@ -68,7 +70,8 @@ def rows_table(rows: list[Row], width: int) -> Table:
     """A line per group; narrow terminals lose how many tensors it has, wide ones gain the name of the tightest."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     narrow = width < WIDTH_FOR_NUMBERS  # then the names give way, which rich would not see by itself
-    names_width = width - WIDTH_OF_FIGURES if narrow else None
+    numbers = 0 if narrow else len("number") + 2
+    names_width = width - WIDTH_OF_FIGURES - numbers - (WIDTH_OF_TENSORS if width >= WIDTH_FOR_NAMES else 0)
     table.add_column("tensors", no_wrap=True, overflow="ellipsis", max_width=names_width)
     for name in ("measured", "bound", "headroom") if narrow else ("number", "measured", "bound", "headroom"):
         table.add_column(name, justify="right", no_wrap=True, min_width=0 if name == "number" else len("headroom"))

@@ -133,6 +133,8 @@ def _inside(stages: Stages, judged: Judged) -> None:
 
 def _thorough(stages: Stages, judged: Judged) -> None:
     """A function that is another one on some input is another function."""
+    if stages.options.thorough and not judged.passes:
+        stages.notes += ("thorough: left out, for the check has not passed without it",)
     if not (judged.passes and stages.options.thorough) or _asks_float64("thorough", stages):
         return
     if not stages.in_time("thorough"):

@@ -146,6 +146,8 @@ def test_no_line_is_longer_than_the_terminal(width, monkeypatch):
         (("tiny", "--sweep", "heads=1..8"), "--sweep: batch=FIRST..LAST or seq=FIRST..LAST, got 'heads=1..8'"),
         (("tiny", "--recompute", "half"), "recompute: one of none, selective, full, got 'half'"),
         (("tiny", "--optimizer", "lion"), "optimizer: one of sgd, momentum, adam, adamw, got 'lion'"),
+        (("gpt2", "--seq", "4k"), "--seq: at most the 1024 positions that gpt2 has learned, got 4096"),
+        (("tiny", "--rate", "0"), "--rate: tokens per second, above 0, got 0"),
         (("tiny", "--zero", "4"), "zero: 0 to 3, got 4"),
         (("tiny", "--json", "/nowhere/at/all.json"), "--json: a file that can be written"),
     ],

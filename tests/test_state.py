@@ -211,6 +211,28 @@ def test_a_table_is_an_island_wherever_it_is_held_and_a_wrong_one_is_not(how, ki
     assert (wrong.verdict, wrong.rung) == ("FAIL", "different")
 
 
+class NnxTabled(nnx.Module):
+    """Holds the table that it has worked out itself, in a variable or as an array."""
+
+    def __init__(self, like, base, in_variable):
+        self.linear = linear(like.linear)
+        table = jnp.sin(jnp.arange(5, dtype=jnp.float32) * base)
+        self.table = nnx.Variable(table) if in_variable else np.asarray(table)
+
+    def __call__(self, x):
+        return self.linear(x) + jnp.asarray(self.table[...], x.dtype)
+
+
+@pytest.mark.parametrize("in_variable", [True, False])
+@pytest.mark.parametrize("saved", [True, False])
+def test_tables_of_both_sides_that_were_rounded_otherwise_are_islands(in_variable, saved):
+    rounded = torch.from_numpy(np.nextafter(np.asarray(jnp.sin(jnp.arange(5, dtype=jnp.float32) * 0.7)), np.float32(2)))
+    module = Tabled("saved" if saved else "not saved", rounded)
+    for base, verdict in ((0.7, ("PASS", "float32-island")), (0.70001, ("FAIL", "different"))):
+        result = check(Pair("tables", module, NnxTabled(module, base, in_variable), inputs=rows_of), **QUICK)
+        assert (result.verdict, result.rung) == verdict, result.reason
+
+
 def test_a_table_of_one_number_is_an_island_too():
     class Scaled(Holder):
         def __init__(self):
@@ -273,6 +295,7 @@ def test_one_side_in_evaluation_mode_is_told():
     other = torch.nn.BatchNorm1d(5).eval()
     result = check(Pair("mode", norm, Torch(other), inputs=lambda generator: (rows_of(generator)["x"],)), **QUICK)
     rows = {row.name: row.derivation for row in result.rows if row.verdict == "FAIL"}
+    assert result.reason.endswith("both sides need the same names, shapes and types")
     assert rows["output state running_mean"] == "only the reference changes it: is the other one in evaluation mode?"
 
 

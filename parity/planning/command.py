@@ -67,6 +67,13 @@ def accounted(
     config = replace(change(find_preset(target), settings), kernel=kernel)
     count = whole("--gpus", gpus)
     length = whole("--seq", seq, binary=True) if seq else min(1024, config.max_seq_len)
+    if config.position == "learned" and length > config.max_seq_len:
+        raise ParityUsageError(
+            f"--seq: at most the {config.max_seq_len} positions that {target} has learned, got {length}; choose a "
+            f"shorter one, or --set max_seq_len={length}"
+        )
+    if rate is not None and not rate > 0:
+        raise ParityUsageError(f"--rate: tokens per second, above 0, got {rate:g}; give another")
     each = _per_device(batch, global_batch, count)
     machine, policy = find_device(device), _policy(precision)
     peak = machine.peak(policy.format)
@@ -109,22 +116,18 @@ def accounted(
             Swept(
                 name,
                 value,
-                step_memory(
-                    config,
-                    parameters,
-                    value if name == "batch" else each,
-                    value if name == "seq" else length,
-                    policy,
-                    **how,
-                ),
-                model_flops(config, value if name == "batch" else each, value if name == "seq" else length)[
-                    "forward_backward"
-                ],
+                step_memory(config, parameters, *(size := _with(name, value, each, length)), policy, **how),
+                model_flops(config, *size)["forward_backward"],
             )
             for name, values in map(swept, sweeps)
             for value in values
         ),
     )
+
+
+def _with(name: str, value: int, batch: int, seq: int) -> tuple[int, int]:
+    """Batch and sequence length of one point of a sweep."""
+    return (value, seq) if name == "batch" else (batch, value)
 
 
 def _per_device(batch: str | None, global_batch: str | None, gpus: int) -> int:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: Operations that are listed, the slowest first.
 MOST_OPERATIONS = 8
 
+NO_WAY = "no --zero, --recompute or smaller --batch makes it fit: more --gpus, or another --precision or --optimizer"
+
 
 def print_account(console: Console, account: Account) -> None:
     """Memory, time, what bounds it; no line is longer than the console is wide."""
@@ -93,7 +95,7 @@ def _fitting(account: Account, width: int) -> Iterator[Text]:
         return
     yield paragraph(f"does not fit: {in_bytes(memory.peak)} of {room}", width, STYLES["FAIL"])
     ways = [f"{words} ({in_bytes(left.peak)})" for words, left in account.ways]
-    advice = f"would fit with {', or '.join(ways)}" if ways else "fits in no way on so many devices; give more --gpus"
+    advice = f"would fit with {', or '.join(ways)}" if ways else NO_WAY
     yield paragraph(advice, width)
 
 

@@ -42,6 +42,7 @@ class JaxRunner:
         self.loss = loss_of(role, pair)
         self.aliases: Mapping[str, str] = {}
         self.paired: Collection[str] = ()
+        self.tables: Collection[str] = ()
         self._programs: dict[Any, Any] = {}
         self._runs = 0
 
@@ -90,9 +91,11 @@ class JaxRunner:
         """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
         with self.mode("float64"), lifting.nudging(seed):
             arguments = self._arguments(weights, batch, "float64")
-            function = lifting.lift(self._differentiated("float64"))
-            once = compiler_options(arguments, once=True)
-            return self._run(jax.jit(function, compiler_options=once)(*arguments), "float64")
+            key = ("nudge", seed, *_shapes(arguments[2]))
+            if key not in self._programs:
+                once = compiler_options(arguments, once=True)
+                self._programs[key] = jax.jit(lifting.lift(self._differentiated("float64")), compiler_options=once)
+            return self._run(self._programs[key](*arguments), "float64")
 
     def capture(
         self,
@@ -158,7 +161,9 @@ class JaxRunner:
         """(parameters, float inputs, state, other inputs) -> (loss, (outputs, state)), a fresh function."""
 
         def scalar(parameters: Any, floats: Any, state: Any, others: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-            returned, changed = self.model.call(precision, parameters, state, self.form, {**floats, **others})
+            # tables are constants of the program
+            held = {**_cast({name: self.state[name] for name in self.tables}, precision), **state}
+            returned, changed = self.model.call(precision, parameters, held, self.form, {**floats, **others})
             outputs = named_outputs(self.label, returned, self.loss, self.aliases)
             loss = _project(outputs) if self.loss is None else scalar_loss(self.label, self.loss, returned, outputs)
             return loss, (outputs, changed)
@@ -184,7 +189,8 @@ class JaxRunner:
 
     def _arguments(self, weights: Arrays, batch: Arrays, precision: str) -> tuple[Any, Any, Any]:
         """Parameters, state and inputs; what counts random draws goes on from run to run, as in the module itself."""
-        state = _cast({name: value for name, value in self.state.items() if is_float(value)}, precision)
+        floats = {name: value for name, value in self.state.items() if is_float(value) and name not in self.tables}
+        state = _cast(floats, precision)
         self._runs += 1
         for name, drawn in self.model.at(precision).counters.items():
             state[name] = jnp.asarray(drawn + np.asarray(self._runs, drawn.dtype))

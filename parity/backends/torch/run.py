@@ -38,17 +38,13 @@ class TorchRunner:
         self.loss = loss_of(role, pair)
         self.aliases: Mapping[str, str] = {}
         self.paired: Collection[str] = ()
+        self.tables: Collection[str] = ()
         self.device = torch.device(device)
 
     @property
     def draws(self) -> Sequence[Shape]:
         """The shapes of the shared random draws of the last run."""
         return self.model.dropout.last.shapes
-
-    @property
-    def _tables(self) -> list[str]:
-        """State that the other side has none for, which is no more than what the model has worked out."""
-        return [name for name in self.state if name not in self.paired]
 
     @contextmanager
     def mode(self, precision: str = "float64") -> Iterator[None]:
@@ -110,7 +106,7 @@ class TorchRunner:
         """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
         with self.mode():
             module = self._module(weights, "float64")
-            before = [(buffer, buffer.clone()) for buffer in islands.constants_of(module, self._tables)]
+            before = [(buffer, buffer.clone()) for buffer in islands.constants_of(module, self.tables)]
             with torch.no_grad():
                 for buffer, values in before:
                     buffer.copy_(islands.nudge_tensor(values, seed))
@@ -146,7 +142,7 @@ class TorchRunner:
         with self.mode():
             # cast before the trace: float32 numbers in a float64 tensor are right for an input
             module, (inputs, floats) = self._module(weights, "float64"), self._differentiable(batch, "float64")
-            with islands.trace_islands(module, self.label, inputs, self._tables) as found, suppress(*ANYTHING):
+            with islands.trace_islands(module, self.label, inputs, self.tables) as found, suppress(*ANYTHING):
                 self._backward(module, inputs, floats, lifted=False)
             return list(found)
 
