@@ -14,6 +14,7 @@ import pytest
 
 from parity import bounds
 from parity.account.laws import laws, model_flops
+from parity.account.memory import POLICIES, static
 from parity.cli import main
 from parity.limits import estimated_bytes
 from parity.models import change, count_parameters, find_preset
@@ -205,7 +206,9 @@ def test_estimates_in_the_docs_are_those_of_the_code():
 
 def test_rules_of_thumb_in_the_docs_are_those_of_the_code():
     page = (ROOT / "docs" / "accounting.md").read_text()
-    rows = re.findall(r"^\| `(\S+)` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d,]+) \|", page, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\S+)` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d,]+) \| [\d.]+%", page, re.MULTILINE
+    )
     assert len(rows) == 5
     for preset, *figures in rows:
         config = find_preset(preset)
@@ -215,6 +218,17 @@ def test_rules_of_thumb_in_the_docs_are_those_of_the_code():
         names = ("backward / forward", "6 N P / step", "6 N P' / step", "attention / forward", "attention overtakes at")
         shown = [f"{found[name]:,.0f}" if found[name] >= 100 else f"{found[name]:.3f}" for name in names]
         assert shown == figures, preset
+
+
+def test_bytes_per_parameter_in_the_docs_are_those_of_the_code():
+    page = (ROOT / "docs" / "accounting.md").read_text()
+    rows = re.findall(r"^\| (`\S+`(?:, `\S+`)?) \| (\d) \| (\d) \| (\d) \| (\d) \| (\d+)", page, re.MULTILINE)
+    shown = {name: tuple(map(int, figures)) for words, *figures in rows for name in re.findall(r"`(\S+)`", words)}
+    held = {
+        name: (each.weights, each.gradients, each.master, 2 * each.moment, sum(one.bytes for one in static(1, each)))
+        for name, each in POLICIES.items()
+    }
+    assert shown == held
 
 
 def test_versions_are_pinned_as_they_were_run():
