@@ -97,7 +97,7 @@ class _Moves:
     def meet(self, moved: Sequence[np.ndarray], base: Sequence[np.ndarray]) -> None:
         """What one side gave with nudged tables, and without."""
         self.whole = max(self.whole, error_of(moved, base))
-        found = [_lengths(a - b) for a, b in zip(moved, base, strict=True)]
+        found = [_lengths(a, b) for a, b in zip(moved, base, strict=True)]
         self.vectors = [np.maximum(a, b) for a, b in zip(self.vectors or found, found, strict=True)]
 
     def judged(self, row: Row, reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Row:
@@ -105,7 +105,7 @@ class _Moves:
         bound, share = TABLE_UNITS * self.whole, 0.0
         for moved, a, b in zip(self.vectors, reference[row.name], candidate[row.name], strict=True):
             allowed = 2 * TABLE_UNITS * moved + row.bound * rms(a)  # twice, for nudges of a few entries may cancel
-            share = max(share, float(np.max(_lengths(a - b) / np.maximum(allowed, np.finfo(float).tiny), initial=0)))
+            share = max(share, float(np.max(_lengths(a, b) / np.maximum(allowed, np.finfo(float).tiny), initial=0)))
         why = (
             f"{TABLE_UNITS} x what one unit in the last place of the float32 tables moves: "
             f"{self.whole:.2g}; of a single vector along the last axis at most {share:.2g} of that"
@@ -125,9 +125,11 @@ def _tensors(runs: Sequence[Run]) -> dict[str, list[np.ndarray]]:
     return found
 
 
-def _lengths(array: np.ndarray) -> np.ndarray:
-    """Root mean squares along the last axis; of a vector or a number, one."""
-    return np.atleast_1d(np.sqrt(np.mean(np.square(np.atleast_1d(array)), axis=-1)))
+def _lengths(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Root mean squares of a - b along the last axis; of a vector or a number, one. Infinities are not counted."""
+    with np.errstate(invalid="ignore"):
+        apart = np.atleast_1d(a - b)
+    return np.atleast_1d(np.sqrt(np.mean(np.square(np.where(np.isfinite(apart), apart, 0)), axis=-1)))
 
 
 def _words(name: str) -> list[str]:

@@ -290,6 +290,34 @@ def test_a_table_excuses_nothing_in_what_it_does_not_move():
     assert (wrong.verdict, wrong.rung) == ("FAIL", "different")
 
 
+class Lazy(Holder):
+    """Makes its table in the first run, beside indices that share memory and numbers that are infinite."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("indices", torch.arange(1).expand(5))
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf, 0.0, 0.0, 0.0]), persistent=False)
+        self.register_buffer("table", torch.sin(torch.arange(5.0) * 0.7), persistent=False)
+
+    def forward(self, x):
+        if not hasattr(self, "zeros"):
+            self.zeros = torch.zeros(5, dtype=x.dtype)
+            self.register_buffer("late", torch.zeros(5))
+        return self.linear(x) + self.table.to(x.dtype) + self.zeros + self.mask.to(x.dtype) + self.indices
+
+
+def test_what_a_run_makes_shares_or_masks_is_no_difference():
+    module = Lazy()
+
+    def port(p, x):
+        mask = jnp.array([0.0, -jnp.inf, 0.0, 0.0, 0.0], x.dtype)
+        return x @ p["kernel"] + p["bias"] + jnp.sin(jnp.arange(5, dtype=x.dtype) * 0.7) + mask
+
+    result = check(Pair("lazy", module, Jax(port, parameters_of(module)), inputs=rows_of), **QUICK)
+    assert (result.verdict, result.rung) == ("PASS", "float32-island"), result.reason
+    assert not hasattr(module, "zeros")
+
+
 def test_one_side_in_evaluation_mode_is_told():
     norm = torch.nn.BatchNorm1d(5)
     other = torch.nn.BatchNorm1d(5).eval()

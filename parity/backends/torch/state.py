@@ -27,7 +27,9 @@ class Snapshot:
         self._module = module
         self._owners = [_Owner(owner) for owner in module.modules() if not isinstance(owner, torch.jit.ScriptModule)]
         held = [*module.buffers(), *(tensor for owner in self._owners for tensor in owner.tensors())]
-        self._values = {id(tensor): _Value(tensor) for tensor in held if not tensor.is_inference()}
+        # one whose elements share memory cannot be written to, here as in a run
+        own = [each for each in held if not each.is_inference() and torch._debug_has_internal_overlap(each) != 1]
+        self._values = {id(tensor): _Value(tensor) for tensor in own}
         self._state = {
             name: self._values[id(buffer)] for name, buffer, _ in buffers_of(module) if id(buffer) in self._values
         }
@@ -45,7 +47,8 @@ class Snapshot:
             name: value.detach().clone()
             for name, value, is_saved in buffers_of(self._module)
             if ((is_saved and value.is_floating_point()) or name in paired)
-            and not (name in self._state and torch.equal(value, self._state[name].values))
+            and name in self._state
+            and not torch.equal(value, self._state[name].values)
         }
 
 
@@ -56,10 +59,9 @@ class _Owner:
         self.module = module
         self.buffers = dict(module._buffers)
         # PyTorch's own modules keep nothing else that runs change, and lists of parameters that must stay
-        of_torch = type(module).__module__.startswith("torch.")
-        self.names = frozenset() if of_torch else frozenset(vars(module)) - _OWN
+        self.is_torchs = type(module).__module__.startswith("torch.")
+        self.names = frozenset() if self.is_torchs else frozenset(vars(module)) - _OWN
         self.attributes = {name: _copied(vars(module)[name]) for name in self.names}
-        self.is_frozen = of_torch
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Those among the attributes, and in their containers."""
@@ -76,7 +78,7 @@ class _Owner:
         held = vars(self.module)
         self.module._buffers.clear()
         self.module._buffers.update(self.buffers)
-        if self.is_frozen:
+        if self.is_torchs:
             return
         for name in frozenset(held) - _OWN - self.names:
             del held[name]
