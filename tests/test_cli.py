@@ -46,7 +46,7 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 BAD = {
-    "command": (["chekc"], "command: one of check, flops, got 'chekc'; did you mean check?"),
+    "command": (["chekc"], "command: one of check, flops, account, got 'chekc'; did you mean check?"),
     "option": (["check", "--bacth", "2"], "got --bacth; did you mean --batch or --batches?"),
     "option of parity": (["--nonsense"], "got --nonsense; see parity --help"),
     "option without its value": (["check", "--batch"], "--batch: needs a value, got none; see parity check --help"),
