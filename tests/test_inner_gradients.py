@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -150,3 +153,23 @@ def test_values_are_fed_through_checkpoints_of_both_kinds(reentrant):
         pair = Pair("blocks", Blocks(), Torch(Blocks(factor, reentrant), label="other"), inputs=rows_of)
         result = check(pair, flops=False, **QUICK)  # what runs again costs again
         assert (result.verdict, born(result)) == ("FAIL" if expected else "PASS", expected)
+
+
+@pytest.mark.parametrize("feed", [None, {"blocks.0.down:in": np.zeros((2, 8), np.float32)}])
+def test_the_graph_of_a_captured_run_is_gone_with_it(feed):
+    """Nothing in it holds the recording: what a large model keeps would wait for the garbage collector."""
+    module = Blocks()
+
+    def recorded():
+        x = torch.ones(2, 4, requires_grad=True)
+        with capturing(module, feed=feed) as recording:
+            (module(x + 0).sum() + recording.started).backward()
+        assert recording.capture().get("blocks.0.up").gradient is not None
+        return weakref.ref(recording)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert recorded()() is None
+    finally:
+        gc.enable()

@@ -238,15 +238,6 @@ class Recording:
 
         return map_arrays(x, visit)
 
-    def _hear_gradient(self, record: Record, gradient: torch.Tensor | None) -> None:
-        """Called by autograd, with None where nothing comes back past a fed value."""
-        if gradient is not None and self._is_over():
-            record.add_gradient(gradient)
-
-    def _is_over(self) -> bool:
-        """Whether a backward pass is the run's own, and none that the model makes on its way."""
-        return not self._running
-
     def _path(self) -> str:
         return self._running[-1].path if self._running else ""
 
@@ -313,12 +304,12 @@ class Recording:
             given = from_numpy(self.feed[name], tensor.device).to(tensor.dtype)
             if torch.is_grad_enabled() and (given.is_floating_point() or given.is_complex()):
                 given.requires_grad_()
-            follows = Fed.apply(given, tensor, self._is_over)  # no leaf: the model may write in place
+            follows = Fed.apply(given, tensor, self._running)  # no leaf: the model may write in place
         elif shared and tensor.requires_grad:
             follows = tensor.view_as(tensor)
         record = self._records.get(name)
         if self._gradients and record is not None and follows.requires_grad and not record.watched:
-            follows.register_hook(partial(self._hear_gradient, record))
+            follows.register_hook(partial(record.hear_gradient, self._running))
             record.watched = True
         self._handed[id(follows)] = follows
         self._point_of[id(follows)] = name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,14 @@ class Record:
     watched: bool = False
     gradient: torch.Tensor | None = None
 
-    def add_gradient(self, gradient: torch.Tensor) -> None:
-        """That of one backward pass."""
+    def hear_gradient(self, running: Sequence[Any], gradient: torch.Tensor | None) -> None:
+        """Called by autograd, once per backward pass; with None where nothing comes back past a fed value.
+
+        A gradient that the model takes on its way, while modules are `running`, is not the run's own. The graph must
+        hold no more of the recording than that list: the recording holds the graph, which would outlive the run.
+        """
+        if gradient is None or running:
+            return
         gradient = gradient.detach().clone()
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
 
@@ -43,12 +49,12 @@ class Fed(torch.autograd.Function):
     """A fed value, through which a model may differentiate while it runs; the run's own backward pass ends there."""
 
     @staticmethod
-    def forward(ctx: Any, given: torch.Tensor, tensor: torch.Tensor, is_over: Callable[[], bool]) -> torch.Tensor:
-        """`given`, in the place of `tensor`."""
-        ctx.is_over = is_over
+    def forward(ctx: Any, given: torch.Tensor, tensor: torch.Tensor, running: Sequence[Any]) -> torch.Tensor:
+        """`given`, in the place of `tensor`; a backward pass is the run's own if no module is `running`."""
+        ctx.running = running
         return given.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         """That of `given`, and on the way that of `tensor` too."""
-        return gradient, None if ctx.is_over() else gradient, None
+        return gradient, gradient if ctx.running else None, None
