@@ -95,17 +95,7 @@ def prepare(pair: Pair, options: Options) -> Prepared:
         pair = replace(pair, weights=named_arrays("weights", pair.weights))
     form, batches = drawn(pair, options)
     sides = Sides.of(pair, form, options.device)
-    same_state = match_names(sides.reference.state, sides.candidate.state)
-    sides.candidate.aliases = {f"state {theirs}": f"state {ours}" for ours, theirs in same_state}
-    equal = [
-        each for each in same_state if np.array_equal(sides.reference.state[each[0]], sides.candidate.state[each[1]])
-    ]
-    for side, runner in enumerate((sides.reference, sides.candidate)):
-        runner.paired = [names[side] for names in same_state]
-        shared = {names[side] for names in equal}
-        runner.tables = [
-            name for name, value in runner.state.items() if value.dtype.kind in "fc" and name not in shared
-        ]
+    _pair_state(sides)
     prepared = Prepared(pair, sides, {}, batches, options.batches if callable(pair.inputs) else 1)
     if isinstance(pair.weights, Mapping):
         return replace(prepared, weights=rounded(pair.weights, "float32"))
@@ -117,6 +107,18 @@ def prepare(pair: Pair, options: Options) -> Prepared:
         raise ParityUsageError("weights: 'loaded', a WeightMap or a dict of arrays, got 'infer', which is yet to come")
     found = repr(pair.weights) if isinstance(pair.weights, str) else type(pair.weights).__name__
     raise ParityUsageError(f"weights: 'loaded', a WeightMap or a dict of arrays, got {found}; give one of these")
+
+
+def _pair_state(sides: Sides) -> None:
+    """Tells each side which of its state the other one has, by name, and which floats it has in other numbers."""
+    mine, theirs = sides.reference.state, sides.candidate.state
+    pairs = match_names(mine, theirs)
+    sides.candidate.aliases = {f"state {b}": f"state {a}" for a, b in pairs}
+    equal = [(a, b) for a, b in pairs if np.array_equal(mine[a], theirs[b])]
+    for side, runner in enumerate((sides.reference, sides.candidate)):
+        shared = {names[side] for names in equal}
+        floats = [name for name, value in runner.state.items() if value.dtype.kind in "fc"]
+        runner.share([names[side] for names in pairs], [name for name in floats if name not in shared])
 
 
 def drawn(pair: Pair, options: Options) -> tuple[Form, list[Arrays]]:

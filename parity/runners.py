@@ -19,14 +19,11 @@ from .work import Work
 class Runner(Protocol):
     """One side of a pair, ready to run at any precision. `parity/backends/*/run.py` implement it.
 
-    `aliases` are the pair's names of outputs that the side calls otherwise; `paired` is the state that the other side
-    has as well, `tables` that which it has not in the same numbers: unless a run changes it, it was worked out.
+    `aliases` are the pair's names of outputs that the side calls otherwise.
     """
 
     label: str
     aliases: Mapping[str, str]
-    paired: Collection[str]
-    tables: Collection[str]
 
     @property
     def optimizes(self) -> bool:
@@ -43,6 +40,12 @@ class Runner(Protocol):
     @property
     def draws(self) -> Sequence[Shape]:
         """The shapes of the shared random draws of the last run, or trace, of the model."""
+
+    def share(self, paired: Collection[str], tables: Collection[str]) -> None:
+        """Tells which state the other side has as well, and which floats of it that has not in the same numbers.
+
+        Unless a run changes these, the model worked them out.
+        """
 
     def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
         """Outputs and gradients of one batch; `lifted` widens every float32 island of a float64 run."""
@@ -135,23 +138,9 @@ class Around:
     def aliases(self, aliases: Mapping[str, str]) -> None:
         self.runner.aliases = aliases
 
-    @property
-    def paired(self) -> Collection[str]:
-        """The state that the other side has as well."""
-        return self.runner.paired
-
-    @paired.setter
-    def paired(self, paired: Collection[str]) -> None:
-        self.runner.paired = paired
-
-    @property
-    def tables(self) -> Collection[str]:
-        """The state that the other side has not in the same numbers."""
-        return self.runner.tables
-
-    @tables.setter
-    def tables(self, tables: Collection[str]) -> None:
-        self.runner.tables = tables
+    def share(self, paired: Collection[str], tables: Collection[str]) -> None:
+        """What the other side has of this one's state, and what it has not."""
+        self.runner.share(paired, tables)
 
     def model_at(self, precision: str) -> Runner:
         """The runner whose model is run at a precision."""

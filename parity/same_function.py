@@ -148,7 +148,13 @@ def _judge_float64(rows: Sequence[Row]) -> tuple[str, str | None, str]:
 SINGLE = ("float32", "float64", "complex64", "complex128")
 
 
-def less_than_float32(islands: Sequence[Island]) -> dict[str, str]:
+def narrow_on_both(islands: Sequence[Island]) -> str:
+    """The types of 16 bits or fewer that were seen in both sides, in words; "" where one side has none."""
+    lower = _less_than_float32(islands)
+    return f"{' and '.join(dict.fromkeys(lower.values()))} was seen in both sides" if len(lower) > 1 else ""
+
+
+def _less_than_float32(islands: Sequence[Island]) -> dict[str, str]:
     """The first type of 16 bits or fewer that was seen in each side."""
     return {island.side: island.dtype for island in reversed(islands) if island.dtype not in SINGLE}
 
@@ -160,7 +166,7 @@ def _prove_island(
     if not islands:
         where = "outputs and gradients" if stages.in_model else "optimizer steps"
         return "different", f"{difference}; no lower precision was seen in the float64 {where}", rows
-    lower = less_than_float32(islands)
+    lower = _less_than_float32(islands)
     if len(lower) == 1:
         ((side, dtype),) = lower.items()
         return "different", f"{difference}; {dtype} was seen in {side}, which is less than float32", rows
@@ -177,9 +183,8 @@ def _prove_island(
     if _judge_float64(widened)[1] != "same-function":
         return "different", f"{difference}; widening the float32 that was seen does not close the gap", rows
     if lower:
-        dtypes = " and ".join(dict.fromkeys(lower.values()))
-        why = f"{dtypes} was seen in both sides, and with it widened they agree: how they round is not judged"
-        return None, f"{difference}; {why}", rows
+        why = "and with it widened they agree: how they round is not judged"
+        return None, f"{difference}; {narrow_on_both(islands)}, {why}", rows
     before = [replace(row, verdict="ISLAND") for row in rows if row.verdict == "FAIL"]
     return "float32-island", why, [*before, *widened]
 

@@ -17,7 +17,7 @@ from .options import Options
 from .pair import Pair
 from .preparation import prepare, unpaired_rows
 from .result import Result, Row
-from .same_function import Judged, first_of, is_misfit, less_than_float32, same_function
+from .same_function import Judged, first_of, is_misfit, narrow_on_both, same_function
 from .stages import Progress, Stages
 from .thorough import thorough_rows
 from .without_float64 import borrowed_precision, look_inside, twin_precision, without_float64
@@ -97,12 +97,11 @@ def _precisions(stages: Stages, judged: Judged) -> None:
     for verdict in ("FAIL", "VACUOUS"):
         row = first_of(judged.rows, verdict)
         if row is not None:
-            lower = {} if stages.instead else less_than_float32(stages.sides.islands(stages.weights, stages.pooled[0]))
-            if row.compared and len(lower) == len(stages.sides.labels):
-                types = " and ".join(dict.fromkeys(lower.values()))
-                why = f"{types} was seen in both sides: how they round is not judged"
-                return judged.judge("ABSTAIN", None, f"{_failing(stages, row)}; {why}")
-            return judged.judge(verdict, judged.rung, _failing(stages, row))
+            why = _failing(stages, row)
+            may_round = row.compared and not stages.instead
+            if may_round and (narrow := narrow_on_both(stages.sides.islands(stages.weights, stages.pooled[0]))):
+                return judged.judge("ABSTAIN", None, f"{why}; {narrow}: how they round is not judged")
+            return judged.judge(verdict, judged.rung, why)
     if all(row.verdict == "ABSTAIN" for row in judged.rows):
         return judged.judge("ABSTAIN", None, "no bound was smaller than the tensors themselves")
     bitwise = judged.rung == "same-function" and complete and stages.bitwise

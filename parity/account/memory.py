@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..errors import ParityUsageError
 from .activations import WIDE, Kept, block_activations, outer_activations
 from .roofline import parameter_count
 
 Recompute = Literal["none", "selective", "full"]
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 #: The highest stage of ZeRO.
 STAGES = 3
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from .hardware import Device
 from .laws import model_flops
-from .memory import STAGES, Memory, Policy, Recompute, static, step_memory
+from .memory import RECOMPUTE, STAGES, Memory, Policy, Recompute, static, step_memory
 
 SECONDS_PER_DAY = 24 * 60 * 60
 
@@ -95,8 +95,7 @@ def ways_to_fit(
 ) -> Iterator[tuple[str, Memory]]:
     """Changes that make it fit, one way at a time and then together, with the memory that each leaves."""
     stages = [stage for stage in range(zero + 1, STAGES + 1) if gpus > 1]
-    kinds: list[Recompute] = ["none", "selective", "full"]
-    harder = kinds[kinds.index(recompute) + 1 :]
+    harder = list(RECOMPUTE[RECOMPUTE.index(recompute) + 1 :])
     if config.kernel == "fused":  # it has no attention matrices to form again
         harder = [each for each in harder if each != "selective"]
     halves: list[int] = []

@@ -41,10 +41,13 @@ class JaxRunner:
         self.optimizes = self.side.optimizer is not None
         self.loss = loss_of(role, pair)
         self.aliases: Mapping[str, str] = {}
-        self.paired: Collection[str] = ()
-        self.tables: Collection[str] = ()
+        self.share((), ())
         self._programs: dict[Any, Any] = {}
         self._runs = 0
+
+    def share(self, paired: Collection[str], tables: Collection[str]) -> None:
+        """Which state the other side has as well, and which it has not in the same numbers."""
+        self.paired, self.tables = paired, tables
 
     @property
     def draws(self) -> Sequence[Shape]:
@@ -91,11 +94,7 @@ class JaxRunner:
         """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
         with self.mode("float64"), lifting.nudging(seed):
             arguments = self._arguments(weights, batch, "float64")
-            key = ("nudge", seed, *_shapes(arguments[2]))
-            if key not in self._programs:
-                once = compiler_options(arguments, once=True)
-                self._programs[key] = jax.jit(lifting.lift(self._differentiated("float64")), compiler_options=once)
-            return self._run(self._programs[key](*arguments), "float64")
+            return self._run(self._program(*arguments, "float64", True, seed)(*arguments), "float64")
 
     def capture(
         self,
@@ -212,14 +211,17 @@ class JaxRunner:
                 changed[self.aliases.get(f"state {name}", f"state {name}")] = value
         return changed
 
-    def _program(self, parameters: Any, state: Any, inputs: Any, precision: str, lifted: bool) -> Any:
-        key = (precision, lifted, *_shapes(parameters), *_shapes(inputs), *self.aliases.items())
+    def _program(
+        self, parameters: Any, state: Any, inputs: Any, precision: str, lifted: bool, nudge: int | None = None
+    ) -> Any:
+        """`all_of_it`, compiled; `nudge` is the seed of nudged constants, whose programs are run a few times each."""
+        key = (precision, lifted, nudge, *_shapes(parameters), *_shapes(inputs), *self.aliases.items())
         if key not in self._programs:
             function = self._differentiated(precision)
             if lifted:
                 function = lifting.lift(function)
-            if self.side.jit:
-                options = compiler_options((parameters, inputs))
+            if self.side.jit or nudge is not None:
+                options = compiler_options((parameters, inputs), once=nudge is not None)
                 function = jax.jit(function).lower(parameters, state, inputs).compile(options)
             self._programs[key] = function
         return self._programs[key]

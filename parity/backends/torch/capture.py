@@ -31,7 +31,7 @@ from ...frames import caller, definition
 from ...taps import hearing_taps
 from .compiling import is_compiled, is_wrapper, uncompiled, without_wrappers
 from .points import Fed, Record
-from .versions import from_numpy
+from .versions import from_numpy, is_writable
 
 
 @contextmanager
@@ -293,7 +293,7 @@ class Recording:
         Autograd is not told: what was computed from the tensor keeps its place in the graph. One whose elements share
         memory (an expanded one) is left as it is.
         """
-        if torch._debug_has_internal_overlap(tensor) != 1:
+        if is_writable(tensor):
             self._undo.callback(tensor.data.copy_, tensor.detach().clone())
             tensor.data.copy_(fed.detach())
 

@@ -37,9 +37,12 @@ class TorchRunner:
         self.optimizes = self.side.optimizer is not None
         self.loss = loss_of(role, pair)
         self.aliases: Mapping[str, str] = {}
-        self.paired: Collection[str] = ()
-        self.tables: Collection[str] = ()
+        self.share((), ())
         self.device = torch.device(device)
+
+    def share(self, paired: Collection[str], tables: Collection[str]) -> None:
+        """Which state the other side has as well, and which it has not in the same numbers."""
+        self.paired, self.tables = paired, tables
 
     @property
     def draws(self) -> Sequence[Shape]:
@@ -106,18 +109,12 @@ class TorchRunner:
         """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
         with self.mode():
             module = self._module(weights, "float64")
-            before = [(buffer, buffer.clone()) for buffer in islands.constants_of(module, self.tables)]
-            with torch.no_grad():
-                for buffer, values in before:
-                    buffer.copy_(islands.nudge_tensor(values, seed))
+            with torch.no_grad():  # until the next run: every one starts from the first state
+                for buffer in islands.constants_of(module, self.tables):
+                    buffer.copy_(islands.nudge_tensor(buffer, seed))
             given = self._differentiable(batch, "float64")  # before: they are float32 numbers, and no table
-            try:
-                with islands.lift(seed):
-                    return self._run_once(module, *given, lifted=False)
-            finally:
-                with torch.no_grad():
-                    for buffer, values in before:
-                        buffer.copy_(values)
+            with islands.lift(seed):
+                return self._run_once(module, *given, lifted=False)
 
     def capture(
         self,

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .versions import is_writable
+
 #: What PyTorch's own base class keeps in a module.
 _OWN = frozenset(vars(nn.Module()))
 
@@ -27,9 +29,8 @@ class Snapshot:
         self._module = module
         self._owners = [_Owner(owner) for owner in module.modules() if not isinstance(owner, torch.jit.ScriptModule)]
         held = [*module.buffers(), *(tensor for owner in self._owners for tensor in owner.tensors())]
-        # one whose elements share memory cannot be written to, here as in a run
-        own = [each for each in held if not each.is_inference() and torch._debug_has_internal_overlap(each) != 1]
-        self._values = {id(tensor): _Value(tensor) for tensor in own}
+        # what cannot be written to here cannot be in a run
+        self._values = {id(tensor): _Value(tensor) for tensor in held if is_writable(tensor)}
         self._state = {
             name: self._values[id(buffer)] for name, buffer, _ in buffers_of(module) if id(buffer) in self._values
         }

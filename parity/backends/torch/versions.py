@@ -12,6 +12,11 @@ from ...formats import FORMATS
 DTYPES = {name: getattr(torch, each.dtype) for name, each in FORMATS.items()}
 
 
+def is_writable(tensor: torch.Tensor) -> bool:
+    """Whether every element has memory of its own (an expanded tensor's have not), and is none of an inference mode."""
+    return not tensor.is_inference() and torch._debug_has_internal_overlap(tensor) != 1
+
+
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """The same numbers in NumPy, on a CPU the same memory; bfloat16, which torch does not hand over, by its bits."""
     tensor = tensor.detach().cpu()
