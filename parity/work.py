@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from .errors import ANYTHING
 from .frames import told
@@ -20,15 +21,50 @@ SHOWN_ONLY = "xla_lowered"
 
 
 @dataclass(frozen=True)
+class Reconciliation:
+    """XLA's figure beside the parts of which it should be the sum.
+
+    Args:
+        parts: kind of instruction -> FLOPs, exact integers.
+        transcendentals: exp, tanh, rsqrt ..., which are in no part.
+        figure: what XLA says, the body of a loop as often as it runs.
+        rounding: how far XLA's float32 sum may be from the exact one.
+        unread: instructions for which there is no rule here: `figure` has them, `parts` do not.
+    """
+
+    parts: Mapping[str, int]
+    transcendentals: int
+    figure: int
+    rounding: float = 0.0
+    unread: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """The sum of the parts."""
+        return sum(self.parts.values())
+
+    @property
+    def explained(self) -> bool:
+        """Whether the parts add up to XLA's figure: exactly, or above 2^24 within the rounding of its own sum."""
+        return not self.unread and abs(self.figure - self.total) <= self.rounding
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "unread": list(self.unread), "total": self.total, "explained": self.explained}
+
+
+@dataclass(frozen=True)
 class Work:
     """Matmul FLOPs of one batch.
 
     `flops` has the count of each method for "forward" and "forward_backward", None where `notes` say why there is none.
     A method is "formula", "jaxpr", "torch" or "xla_lowered"; of a shared one the candidate's is "jaxpr LABEL".
+    `reconciled` takes apart what XLA counts, by method and pass.
     """
 
     flops: Counts = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    reconciled: Mapping[str, Mapping[str, Reconciliation]] = field(default_factory=dict)
 
     @property
     def methods(self) -> list[str]:
@@ -54,7 +90,9 @@ class Work:
 
 def merge(reference: Work, candidate: Work, label: str, formula: Mapping[str, int] | None) -> Work:
     """Both sides' counts and the formula's; `label` is the candidate's, for what both sides count."""
-    flops = {}
+    flops, reconciled = {}, dict(reference.reconciled)
+    for method, passes in candidate.reconciled.items():
+        reconciled[f"{method} {label}" if method in reconciled else method] = passes
     for name, counts in reference.flops.items():
         own = candidate.flops[name]
         apart = {(f"{method} {label}" if method in counts else method): count for method, count in own.items()}
@@ -62,7 +100,7 @@ def merge(reference: Work, candidate: Work, label: str, formula: Mapping[str, in
         flops[name] = {each: both[each] for each in sorted(both)}
         if formula is not None:
             flops[name] = {"formula": formula[name], **flops[name]}
-    return Work(flops, tuple(dict.fromkeys((*reference.notes, *candidate.notes))))
+    return Work(flops, tuple(dict.fromkeys((*reference.notes, *candidate.notes))), reconciled)
 
 
 def collect(methods: Sequence[tuple[str, str, Callable[[], int | None]]], label: str) -> Work:

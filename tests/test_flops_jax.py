@@ -1,4 +1,4 @@
-"""What the walk over a traced JAX program counts, refuses and finds dead, and what XLA's analysis says beside it."""
+"""What the walk over a traced JAX program counts, refuses and finds dead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from jax.experimental import pallas
 
 from parity.account.convolution import convolution_taps
-from parity.backends.jax.count import FREE, OPAQUE, RULES, LoweredCost, lowered_flops, traced_flops
+from parity.backends.jax.count import FREE, OPAQUE, RULES, traced_flops
+from parity.backends.jax.lowered import lowered_flops
 
 SQUARE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 ONE = 2 * 64**3
@@ -281,84 +282,3 @@ def test_cudnn_attention_counts_like_the_einsum_it_replaces(monkeypatch):
         assert "dot_product_attention_fwd_wrapper" in str(jax.make_jaxpr(by_kernel)(q, kv, kv))
         expected = times * 4 * 2 * 4 * 128 * 128 * 64
         assert traced_flops(by_kernel, q, kv, kv) == traced_flops(by_einsum, q, kv, kv) == expected
-
-
-# XLA's analysis
-
-
-def test_xla_counts_a_loop_once():
-    cost = lowered_flops(ten_times, SQUARE)
-    assert cost.flops == 524_290  # the body, the counter's sum and its comparison; in truth 5,242,880
-    assert cost.loops == 1
-    assert "the body of 1 loop counted once" in cost.note
-    nested = lowered_flops(lambda x: jax.lax.map(ten_times, x), array(3, 64, 64))
-    assert nested.loops == 2
-    assert nested.flops < 2 * ONE
-
-
-def test_xla_sums_in_float32():
-    cost = lowered_flops(jnp.matmul, array(257, 257), array(257, 257))
-    assert cost.flops == traced_flops(jnp.matmul, array(257, 257), array(257, 257)) - 2 == 2 * 257**3 - 2
-    assert "exact only below 2^24" in cost.note
-    small = lowered_flops(jnp.matmul, array(31, 37), array(37, 41))
-    assert small.flops == 2 * 31 * 37 * 41
-    assert "2^24" not in small.note
-
-
-def test_xla_keeps_transcendentals_apart_and_omits_zeros():
-    cost = lowered_flops(jnp.exp, SQUARE)
-    assert (cost.flops, cost.transcendentals, cost.loops) == (0, 4096, 0)
-    assert "flops not listed: zero" in cost.note
-    empty = lowered_flops(jnp.transpose, SQUARE)
-    assert (empty.flops, empty.transcendentals, empty.bytes_accessed) == (0, 0, None)
-    assert "bytes accessed not listed" in empty.note
-
-
-def test_a_custom_call_is_no_negative_count():
-    cost = lowered_flops(lambda x: jax.pure_callback(lambda y: y, SQUARE, x), SQUARE)
-    assert cost.flops is None
-    assert "flops -1 is no count: a custom call adds -1" in cost.note
-
-
-@pytest.mark.parametrize(
-    ("answer", "flops", "note"),
-    [
-        ([{"flops": 7.0, "bytes accessed": 3.0}], 7, "elementwise"),
-        ([], None, "no cost analysis here"),
-        ("text", None, "no cost analysis here"),
-        ({"flops": float("nan")}, None, "flops nan is no count"),
-        ({"flops": -255.0}, None, "flops -255 is no count"),
-        ({}, 0, "flops not listed: zero"),
-    ],
-)
-def test_every_answer_of_xla_is_a_result(monkeypatch, answer, flops, note):
-    monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", lambda lowered: answer)
-    cost = lowered_flops(jnp.matmul, SQUARE, SQUARE)
-    assert cost.flops == flops
-    assert note in cost.note
-
-
-def test_a_device_without_an_answer_is_lowered_for_the_cpu(monkeypatch):
-    asked, real = [], jax.stages.Lowered.cost_analysis
-
-    def as_on_a_gpu(lowered):
-        asked.append(lowered)
-        return None if len(asked) == 1 else real(lowered)
-
-    monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", as_on_a_gpu)
-    cost = lowered_flops(jnp.matmul, np.ones((64, 64), np.float32), SQUARE)
-    assert cost.flops == ONE
-    assert cost.note.startswith("lowered for the CPU, since ")
-
-
-def test_no_answer_anywhere_is_said(monkeypatch):
-    monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", lambda lowered: None)
-    nowhere = lowered_flops(ten_times, SQUARE)
-    assert nowhere == LoweredCost(None, None, None, 1, nowhere.note)
-    assert nowhere.note.endswith("no cost analysis here")
-
-    def no_cpu(platform):
-        raise RuntimeError(f"Unknown backend {platform}\nand a second line")
-
-    monkeypatch.setattr(jax, "devices", no_cpu)
-    assert "which failed: Unknown backend cpu; no cost analysis here" in lowered_flops(ten_times, SQUARE).note

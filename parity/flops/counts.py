@@ -72,6 +72,10 @@ class Flops:
                 each: {name: dict(counts) for name, counts in found.items()} for each, found in self.classes.items()
             },
             "layers": {each: list(found) for each, found in self.layers.items()},
+            "reconciled": {
+                method: {each: found.to_dict() for each, found in passes.items()}
+                for method, passes in self.work.reconciled.items()
+            },
             "laws": {law.name: law.value for law in self.laws},
             "notes": list(self.work.notes),
             "environment": dict(self.environment),

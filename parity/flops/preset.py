@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from jaxcore.parameters import parameter_table
 from ..account.formula import matmul_flops, step_flops
 from ..account.laws import ATTENTION, laws, model_flops
 from ..errors import ParityUsageError
-from ..work import FORWARD, FORWARD_BACKWARD, Work
+from ..work import FORWARD, FORWARD_BACKWARD, SHOWN_ONLY, Reconciliation, Work
 from .counts import Flops, by_class, by_layer, merge_classes
 
 Progress = Callable[[str], None]
@@ -45,7 +45,7 @@ def preset_flops(name: str, config: ModelConfig, parameters: int, batch: int, se
     flops = {
         each: {
             **{method: sum(methods[method][each].values()) for method in ("formula", "einops", "jaxpr", "torch")},
-            "xla_lowered": lowered[each],
+            SHOWN_ONLY: lowered[each].figure if each in lowered else None,
         }
         for each in (FORWARD, FORWARD_BACKWARD)
     }
@@ -55,7 +55,7 @@ def preset_flops(name: str, config: ModelConfig, parameters: int, batch: int, se
     return Flops(
         target=name,
         about=", ".join(words),
-        work=Work(flops, notes),
+        work=Work(flops, notes, {SHOWN_ONLY: lowered}),
         model=model,
         classes=merge_classes(methods),
         layers=by_layer(placed["torch"]),
@@ -97,34 +97,44 @@ def jax_flops(config: ModelConfig, batch: int, seq: int) -> dict[str, dict[str, 
     return {each: placed_flops(program, *arguments) for each, program in programs.items()}
 
 
-def xla_flops(config: ModelConfig, batch: int, seq: int) -> tuple[dict[str, int | None], tuple[str, ...]]:
-    """XLA's own analysis of jaxcore's lowered program, its layers written out; deep ones from one layer and two."""
-    from ..backends.jax.count import lowered_flops
+def xla_flops(config: ModelConfig, batch: int, seq: int) -> tuple[dict[str, Reconciliation], tuple[str, ...]]:
+    """XLA's own analysis of jaxcore's lowered program, its layers written out; deep ones from one layer and two.
+
+    A pass for which XLA has no figure is left out.
+    """
+    from ..backends.jax.lowered import lowered_flops
 
     layers = config.num_layers
     depths = (layers,) if layers <= MOST_LOWERED else (1, 2)
-    counts: dict[str, list[int | None]] = {}
+    counts: dict[str, list[Reconciliation | None]] = {}
     notes: dict[str, None] = {}
     for depth in depths:
         programs, arguments = jax_programs(replace(config, num_layers=depth, scan_layers=False), batch, seq)
         for each, program in programs.items():
             cost = lowered_flops(program, *arguments)
-            counts.setdefault(each, []).append(cost.flops)
+            counts.setdefault(each, []).append(cost.reconciliation)
             notes[f"XLA's count, made before it optimises, is shown and not compared: {cost.note}"] = None
-    found = {each: extended(each_depth, layers) for each, each_depth in counts.items()}
+    found = {each: extended(by_depth[0], by_depth[-1], layers) for each, by_depth in counts.items()}
     if len(depths) > 1:
         notes[f"XLA's count of {layers} layers is that of one, and {layers - 1} times what a second one adds"] = None
-    return found, tuple(notes)
+    return {each: whole for each, whole in found.items() if whole is not None}, tuple(notes)
 
 
-def extended(counts: Sequence[int | None], layers: int) -> int | None:
-    """The count of a whole model, of which all is counted or one layer and two; None where one of them is."""
-    if None in counts:
-        return None
-    one, two = counts[0], counts[-1]
-    assert one is not None
-    assert two is not None
-    return one + (layers - 1) * (two - one)
+def extended(one: Reconciliation | None, two: Reconciliation | None, layers: int) -> Reconciliation | None:
+    """The count of a whole model, which is the one that is given twice, or from that of one layer and of two."""
+    if one is None or two is None or one is two:
+        return one and two
+
+    def whole(first: int, second: int) -> int:
+        return first + (layers - 1) * (second - first)
+
+    return Reconciliation(
+        {kind: whole(one.parts.get(kind, 0), two.parts[kind]) for kind in two.parts},
+        whole(one.transcendentals, two.transcendentals),
+        whole(one.figure, two.figure),
+        one.rounding + (layers - 1) * (one.rounding + two.rounding),
+        two.unread,
+    )
 
 
 def jax_programs(config: ModelConfig, batch: int, seq: int) -> tuple[dict[str, Any], tuple[Any, Any]]:

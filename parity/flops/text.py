@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..tables import STYLES, flops_table, flops_verdict, paragraph, print_parts
-from ..work import FORWARD, FORWARD_BACKWARD
+from ..work import FORWARD, FORWARD_BACKWARD, SHOWN_ONLY, Reconciliation
 from .counts import Flops
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ def _parts(flops: Flops, width: int) -> Iterator[RenderableType]:
         yield _classes(flops)
     if layers := flops.layers.get(FORWARD_BACKWARD):
         yield paragraph(_layers(flops.layers[FORWARD], layers), width, "dim")
+    for method, passes in flops.work.reconciled.items():
+        yield Text()
+        yield _reconciled(method, passes)
+        yield paragraph("; ".join(_explained(passes)), width, "dim" if _is_explained(passes) else STYLES["ABSTAIN"])
     if flops.laws:
         yield Text()
         yield _laws(flops)
@@ -91,6 +95,40 @@ def _layers(forward: Sequence[int], both: Sequence[int]) -> str:
     if len(set(both)) == 1 == len(set(forward)):
         return f"each of {len(both)} layers: {forward[0]:,} forward, {both[0]:,} forward + backward"
     return "layers, forward + backward: " + ", ".join(f"{index} {count:,}" for index, count in enumerate(both))
+
+
+def _reconciled(method: str, passes: Mapping[str, Reconciliation]) -> Table:
+    """A line per kind of instruction that XLA counts."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    label = method.removeprefix(SHOWN_ONLY).strip()
+    table.add_column(f"XLA's count{label and f' of {label}'}, taken apart", no_wrap=True)
+    for name in (*passes, "share"):
+        table.add_column(name.replace("_", " + "), justify="right", no_wrap=True)
+    last = list(passes.values())[-1]
+    for kind in dict.fromkeys(kind for each in passes.values() for kind in each.parts):
+        counts = [each.parts.get(kind, 0) for each in passes.values()]
+        table.add_row(kind, *(f"{count:,}" for count in counts), f"{counts[-1] / (last.total or 1):.2%}")
+    table.add_row("sum", *(f"{each.total:,}" for each in passes.values()), "")
+    table.add_row("transcendentals, apart", *(f"{each.transcendentals:,}" for each in passes.values()), "", style="dim")
+    return table
+
+
+def _is_explained(passes: Mapping[str, Reconciliation]) -> bool:
+    return all(each.explained for each in passes.values())
+
+
+def _explained(passes: Mapping[str, Reconciliation]) -> Iterator[str]:
+    """Whether each sum is XLA's figure, and why not."""
+    for name, each in passes.items():
+        gap, said = each.figure - each.total, f"{name.replace('_', ' + ')}: "
+        if each.unread:
+            yield f"{said}XLA's figure has {gap:,} more, for there is no rule here for {', '.join(each.unread)}"
+        elif gap == 0:
+            yield f"{said}exactly XLA's figure"
+        elif each.explained:
+            yield f"{said}{abs(gap):,} from XLA's figure, whose float32 sum may be {each.rounding:,.0f} off"
+        else:
+            yield f"{said}{abs(gap):,} from XLA's figure, more than its float32 sum explains ({each.rounding:,.0f})"
 
 
 def _laws(flops: Flops) -> Table:

@@ -1,4 +1,4 @@
-"""FLOPs of a JAX program: its matmuls, counted exactly in the trace, and what XLA's own analysis says.
+"""Matmul FLOPs of a JAX program, counted exactly in its trace.
 
 Nothing runs and nothing is allocated: arguments may be `jax.ShapeDtypeStruct`s. A product and its sum count two in
 every type, as in XLA and in PyTorch's counter. A Pallas kernel, a custom call or any other primitive whose work cannot
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, primitives
 from jax.interpreters import partial_eval  # not covered by JAX's promise of stability: used in `live` alone
 
 from parity.account.convolution import convolution_taps
-from parity.errors import ParityUsageError, first_line
+from parity.errors import ParityUsageError
 
 Rule = Callable[[JaxprEqn], int]
 
@@ -211,81 +209,3 @@ RULES: dict[str, Rule] = {
     "dot_product_attention_fwd_wrapper": cudnn_attention_flops(2),
     "dot_product_attention_bwd_wrapper": cudnn_attention_flops(4),
 }
-
-
-@dataclass(frozen=True)
-class LoweredCost:
-    """What XLA's analysis of the lowered, not yet optimised program says.
-
-    Attributes:
-        flops: products, sums, casts, comparisons ... of every operation; None where XLA gives no usable figure.
-        transcendentals: exp, tanh, rsqrt ..., which XLA keeps apart from flops.
-        bytes_accessed: operands and results of every operation before fusion, in bytes; None where not listed.
-        loops: loops of the program; XLA counts their bodies once.
-        note: what the reader of these figures must know, in one line.
-    """
-
-    flops: int | None
-    transcendentals: int | None
-    bytes_accessed: int | None
-    loops: int
-    note: str
-
-
-def lowered_flops(function: Callable[..., Any], *args: Any) -> LoweredCost:
-    """`jax.jit(function).lower(*args).cost_analysis()` in one form, lowered for the CPU where the device has no answer.
-
-    GPU and TPU plugins answer None (jax 0.10: `MeshComputation.cost_analysis`). Nothing that XLA may answer raises.
-    """
-    shapes = jax.tree.map(abstract, args)
-    traced, notes = jax.jit(function).trace(*shapes), []
-    answer = traced.lower().cost_analysis()
-    if answer is None:
-        notes.append(f"lowered for the CPU, since {jax.default_backend()} gives no analysis")
-        try:
-            with jax.default_device(jax.devices("cpu")[0]):
-                answer = jax.jit(partial(function)).lower(*shapes).cost_analysis()  # partial: no cached lowering
-        except (RuntimeError, NotImplementedError, ValueError) as error:
-            notes.append(f"which failed: {first_line(error)}")
-    return normalise(answer, count_loops(live(traced.jaxpr.jaxpr)), notes)
-
-
-def abstract(value: Any) -> jax.ShapeDtypeStruct:
-    """Shape and type of an argument, free of the device that it lies on."""
-    if isinstance(value, jax.ShapeDtypeStruct):
-        return value
-    kind = jax.typeof(value)
-    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
-
-
-def count_loops(jaxpr: Jaxpr) -> int:
-    """Scans and while loops, nested ones included."""
-    return sum(
-        (equation.primitive.name in ("scan", "while")) + sum(count_loops(body) for body in subjaxprs(equation))
-        for equation in jaxpr.eqns
-    )
-
-
-def normalise(answer: Any, loops: int, notes: list[str]) -> LoweredCost:
-    """None, a dict, a list of dicts (older JAX), missing keys (XLA lists no zeros) and negative values, in one form."""
-    if isinstance(answer, list | tuple):
-        answer = answer[0] if answer else None
-    if not isinstance(answer, Mapping):
-        return LoweredCost(None, None, None, loops, "; ".join([*notes, "no cost analysis here"]))
-    figures: dict[str, int | None] = {}
-    for key, missing in (("flops", 0), ("transcendentals", 0), ("bytes accessed", None)):
-        value = answer.get(key)
-        if value is None:
-            figures[key] = missing
-            notes.append(f"{key} not listed" + ("" if missing is None else ": zero"))
-        elif math.isfinite(value) and value >= 0:
-            figures[key] = int(value)
-        else:
-            figures[key] = None
-            notes.append(f"{key} {value:g} is no count: a custom call adds -1")
-    notes.append("XLA counts elementwise operations and casts as well")
-    if loops:
-        notes.append(f"each of {loops} loops counted once" if loops > 1 else "the body of 1 loop counted once")
-    if (figures["flops"] or 0) >= 2**24:
-        notes.append("XLA sums in float32, exact only below 2^24")
-    return LoweredCost(figures["flops"], figures["transcendentals"], figures["bytes accessed"], loops, "; ".join(notes))

@@ -19,10 +19,12 @@ from ...islands import Island
 from ...pair import Pair
 from ...runs import MOMENTS, Arrays, Run, Step, is_float, loss_of, named_outputs, projection, scalar_loss
 from ...trees import Form
-from ...work import Work, collect
-from . import count, islands, lifting
+from ...work import Reconciliation, Work, collect
+from . import islands, lifting
 from .compiling import compiler_options
+from .count import traced_flops
 from .harvest import captured
+from .lowered import lowered_flops
 from .models import Model, by_name
 from .versions import x64
 
@@ -137,12 +139,15 @@ class JaxRunner:
         with self.mode("float32"):
             shapes = jax.eval_shape(lambda: self._arguments(weights, batch, "float32"))
             notes: list[str] = []
+            apart: dict[str, Reconciliation] = {}
 
             def forward(parameters: Any, state: Any, inputs: Any) -> Any:
                 return by_name(self.model.call("float32", parameters, state, self.form, inputs)[0])
 
-            def lowered(function: Callable[..., Any]) -> int | None:
-                cost = count.lowered_flops(function, *shapes)
+            def lowered(name: str, function: Callable[..., Any]) -> int | None:
+                cost = lowered_flops(function, *shapes)
+                if cost.reconciliation is not None:
+                    apart[name] = cost.reconciliation
                 notes[:] = [f"XLA's count, made before it optimises, is shown and not compared: {cost.note}"]
                 return cost.flops
 
@@ -151,10 +156,10 @@ class JaxRunner:
                 ("forward", forward),
                 ("forward_backward", self._differentiated("float32", inputs_too=False)),
             ):
-                methods.append((name, "jaxpr", partial(count.traced_flops, function, *shapes)))
-                methods.append((name, "xla_lowered", partial(lowered, function)))
+                methods.append((name, "jaxpr", partial(traced_flops, function, *shapes)))
+                methods.append((name, "xla_lowered", partial(lowered, name, function)))
             work = collect(methods, self.label)
-            return Work(work.flops, (*work.notes, *notes))
+            return Work(work.flops, (*work.notes, *notes), {"xla_lowered": apart} if apart else {})
 
     def _scalar(self, precision: str) -> Callable[..., tuple[jax.Array, tuple[Any, Any]]]:
         """(parameters, float inputs, state, other inputs) -> (loss, (outputs, state)), a fresh function."""
