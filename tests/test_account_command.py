@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from jaxcore.presets import PRESETS
 from parity.account.hardware import find_device
-from parity.account.memory import POLICIES, step_memory
+from parity.account.memory import step_memory
 from parity.account.plan import SECONDS_PER_DAY, fits, largest_model, training_plan
+from parity.account.policies import POLICIES
 from parity.cli import main
 from parity.planning.numbers import in_bytes, swept, whole
 

@@ -14,7 +14,8 @@ import pytest
 
 from parity import bounds
 from parity.account.laws import laws, model_flops
-from parity.account.memory import POLICIES, static
+from parity.account.memory import static
+from parity.account.policies import POLICIES
 from parity.cli import main
 from parity.limits import estimated_bytes
 from parity.models import change, count_parameters, find_preset

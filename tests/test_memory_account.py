@@ -19,7 +19,8 @@ import torchref
 from jaxcore.parameters import parameter_table
 from jaxcore.presets import PRESETS, shrink
 from parity.account.activations import block_activations, outer_activations
-from parity.account.memory import MOMENTS, POLICIES, activations, kv_cache, static, step_memory
+from parity.account.memory import activations, kv_cache, static, step_memory
+from parity.account.policies import OPTIMIZERS, POLICIES
 from parity.account.roofline import parameter_count
 from parity.errors import ParityUsageError
 
@@ -181,8 +182,8 @@ def test_bytes_per_parameter_are_those_that_are_published():
     published = {"fp32": 16, "bf16-mixed": 16, "bf16-mixed-fp32-grads": 18, "bf16": 8, "autocast": 16, "fp16-mixed": 16}
     for name, expected in published.items():
         assert sum(each.bytes for each in static(1, POLICIES[name])) == expected
-    for optimizer, moments in MOMENTS.items():
-        assert sum(each.bytes for each in static(1, POLICIES["fp32"], optimizer)) == 8 + 4 * moments
+    for optimizer, each in OPTIMIZERS.items():
+        assert sum(held.bytes for held in static(1, POLICIES["fp32"], optimizer)) == 8 + 4 * each.moments
 
 
 def test_each_stage_of_zero_shards_more():

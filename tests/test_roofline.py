@@ -9,7 +9,8 @@ import pytest
 from jaxcore import PRESETS, ModelConfig, count_parameters
 from parity.account.formula import forward_backward_flops, forward_flops, matmul_flops
 from parity.account.hardware import devices, find_device
-from parity.account.roofline import ADAMW_BYTES, Operation, judged, matmul, operations, parameter_count, shares
+from parity.account.policies import POLICIES
+from parity.account.roofline import Operation, judged, matmul, operations, parameter_count, shares
 from parity.errors import ParityUsageError
 
 H100 = find_device("h100")
@@ -103,7 +104,9 @@ def test_bytes_worked_by_hand():
     assert one(written, "softmax").bytes == 2 * 2 * square
     assert one(written, "softmax backward").bytes == 2 * 3 * square
     assert not [each.name for each in fused if each.kind == "softmax"]
-    assert {each.bytes for each in operations(config, 2, 3, precision_bytes=4) if each.name == "q_proj"} == {4 * 640}
+    assert {each.bytes for each in operations(config, 2, 3, policy=POLICIES["fp32"]) if each.name == "q_proj"} == {
+        4 * 640
+    }
 
 
 def test_rotation_turns_the_share_of_each_head_that_the_config_says():
@@ -217,9 +220,13 @@ def test_time_is_the_larger_of_the_two_and_shares_sum_to_one():
 
 def test_the_optimizer_s_bytes_follow_where_its_numbers_are_kept():
     parameters = count_parameters(PRESETS["gpt2"])
-    for states, each in (("float32", 28), ("mixed", 28), ("bfloat16", 14)):
-        assert ADAMW_BYTES[states] == each
-        assert one(operations(PRESETS["gpt2"], 1, 16, states=states), "adamw").bytes == each * parameters
+    expected = {"fp32": 28, "autocast": 28, "bf16-mixed": 28, "bf16-mixed-fp32-grads": 30, "bf16": 14}
+    for name, each in expected.items():
+        assert one(operations(PRESETS["gpt2"], 1, 16, POLICIES[name]), "adamw").bytes == each * parameters
+    for optimizer, each in {"sgd": 12, "momentum": 20, "adam": 28}.items():
+        assert (
+            one(operations(PRESETS["gpt2"], 1, 16, POLICIES["fp32"], optimizer), optimizer).bytes == each * parameters
+        )
 
 
 @pytest.mark.parametrize(
@@ -227,8 +234,7 @@ def test_the_optimizer_s_bytes_follow_where_its_numbers_are_kept():
     [
         ({"batch": 0}, "batch: a whole number, at least 1, got 0; correct it"),
         ({"step": "train"}, "step: one of forward, forward_backward, got 'train'; choose one of them"),
-        ({"states": "int8"}, "states: one of float32, mixed, bfloat16, got 'int8'; choose one of them"),
-        ({"precision_bytes": 3}, "precision_bytes: one of 1, 2, 4, 8, got 3; choose one of them"),
+        ({"optimizer": "lion"}, "optimizer: one of sgd, momentum, adam, adamw, got 'lion'; choose one of them"),
     ],
 )
 def test_what_is_unknown_is_refused(arguments, message):

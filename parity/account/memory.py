@@ -17,45 +17,13 @@ from typing import Any, Literal, get_args
 
 from ..errors import ParityUsageError
 from .activations import WIDE, Kept, block_activations, outer_activations
+from .policies import Policy, find_optimizer
 from .roofline import parameter_count
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 #: The highest stage of ZeRO.
 STAGES = 3
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Bytes per parameter of weights, gradients, master copy and each moment; `compute` is an activation's element.
-
-    `format` is the one that matmuls run in, by its name in hardware.toml.
-    """
-
-    name: str
-    weights: int
-    gradients: int
-    master: int
-    moment: int
-    compute: int
-    format: str
-    says: str
-
-
-POLICIES = {
-    each.name: each
-    for each in (
-        Policy("fp32", 4, 4, 0, 4, 4, "fp32", "everything in float32, products without TensorFloat-32"),
-        Policy("tf32", 4, 4, 0, 4, 4, "tf32", "everything in float32, products in TensorFloat-32"),
-        Policy("bf16-mixed", 2, 2, 4, 4, 2, "bf16", "bfloat16 with a float32 master and moments (ZeRO)"),
-        Policy("bf16-mixed-fp32-grads", 2, 4, 4, 4, 2, "bf16", "the same, gradients added up in float32 (Megatron-LM)"),
-        Policy("autocast", 4, 4, 0, 4, 2, "bf16", "float32 weights, cast to bfloat16 where used (torch.autocast)"),
-        Policy("bf16", 2, 2, 0, 2, 2, "bf16", "everything in bfloat16, the moments too"),
-        Policy("fp16-mixed", 2, 2, 4, 4, 2, "fp16", "float16 with a float32 master and moments, and loss scaling"),
-    )
-}
-#: Moments that an optimizer keeps for each parameter.
-MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 
 @dataclass(frozen=True)
@@ -93,8 +61,7 @@ def static(parameters: int, policy: Policy, optimizer: str = "adamw", zero: int 
     Raises:
         ParityUsageError: an unknown optimizer, a stage of ZeRO that there is none of.
     """
-    if optimizer not in MOMENTS:
-        raise ParityUsageError(f"optimizer: one of {', '.join(MOMENTS)}, got {optimizer!r}; choose one of them")
+    moments = find_optimizer(optimizer).moments
     if zero not in range(STAGES + 1):
         raise ParityUsageError(f"zero: 0 to {STAGES}, got {zero!r}; choose one of them")
 
@@ -108,7 +75,7 @@ def static(parameters: int, policy: Policy, optimizer: str = "adamw", zero: int 
     ]
     if policy.master:
         held.append(Held("master copy", policy.master * part(1), f"{policy.master} bytes each{shared}"))
-    if moments := MOMENTS[optimizer]:
+    if moments:
         says = f"{moments} of {policy.moment} bytes each{shared}"
         held.append(Held("optimizer state", moments * policy.moment * part(1), says))
     return tuple(held)

@@ -8,7 +8,8 @@ from typing import Any
 
 from .hardware import Device
 from .laws import model_flops
-from .memory import RECOMPUTE, STAGES, Memory, Policy, Recompute, static, step_memory
+from .memory import RECOMPUTE, STAGES, Memory, Recompute, static, step_memory
+from .policies import Policy
 
 SECONDS_PER_DAY = 24 * 60 * 60
 

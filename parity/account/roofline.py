@@ -17,11 +17,11 @@ h head width, F d_ff, V vocabulary:
     residual sums        3 p t D                   3 p t D                 t D
     embedding            (tables + 1) p t D        (2 tables + 1) p t D    (tables - 1) t D
     cross_entropy        p t V                     2 p t V                 4 t V
-    adamw                28 for each parameter     -                       15 for each parameter
+    optimizer            Policy.update_bytes       -                       Optimizer.flops for each parameter
 
 Written out, attention has its logits and weights in memory; fused, it has not, and forms the logits again backward:
 five products for the model's four. Backward, what goes element by element takes twice its FLOPs, a sum or a loss once.
-adamw reads weight, gradient and two moments and writes all but the gradient: 28 bytes in float32, as in bfloat16 with
+AdamW reads weight, gradient and two moments and writes all but the gradient: 28 bytes in float32, as in bfloat16 with
 master weights and moments in float32; 14 where all is bfloat16.
 
 `config` is jaxcore's ModelConfig or torchref's, or anything with the same attributes. Its `kernel` is not looked at:
@@ -39,6 +39,7 @@ from .formula import matmul_flops
 from .hardware import Device
 from .laws import matmul_parameters
 from .mfu import looked_up
+from .policies import POLICIES, Policy, find_optimizer
 
 Kind = Literal["matmul", "attention", "norm", "softmax", "elementwise", "gather", "loss", "optimizer"]
 Bound = Literal["compute", "memory"]
@@ -49,10 +50,6 @@ NORM_FLOPS = {"layer_norm": 7, "rms_norm": 4, "rms_norm_plus_one": 4}
 SOFTMAX_FLOPS = 5  # maximum, difference, exp, sum, quotient
 CROSS_ENTROPY_FLOPS = 4  # maximum, difference, exp, sum
 ROTATION_FLOPS = 3  # two products and a sum
-ADAMW_FLOPS = 15  # optax's, as XLA counts it, beside one square root
-
-#: Bytes per parameter that AdamW reads and writes, by where weights, gradients and moments are kept.
-ADAMW_BYTES = {"float32": 7 * 4, "mixed": 2 + 3 * 4 + 3 * 4 + 2, "bfloat16": 7 * 2}
 
 
 @dataclass(frozen=True)
@@ -92,27 +89,20 @@ def operations(
     config: Any,
     batch: int,
     seq: int,
-    precision_bytes: int = 2,
+    policy: Policy = POLICIES["bf16-mixed"],
+    optimizer: str = "adamw",
     fused_attention: bool = True,
     step: Literal["forward", "forward_backward"] = "forward_backward",
-    states: Literal["float32", "mixed", "bfloat16"] = "mixed",
 ) -> list[Operation]:
-    """Every operation of a step: `forward` is one call of the model, `forward_backward` adds gradients, loss and AdamW.
-
-    `states` says where AdamW keeps its numbers: `mixed` is bfloat16 with a master, moments and sums in float32.
+    """Every operation of a step: `forward` is one call of the model, `forward_backward` adds gradients, loss and update.
 
     Raises:
-        ParityUsageError: a size is no whole number of at least 1; step, states or precision_bytes is unknown.
+        ParityUsageError: a size is no whole number of at least 1; step or optimizer is unknown.
     """
     matmul_flops(config, batch, seq)  # refuses sizes that are none
-    choices = (
-        ("step", step, ("forward", "forward_backward")),
-        ("states", states, tuple(ADAMW_BYTES)),
-        ("precision_bytes", precision_bytes, (1, 2, 4, 8)),
-    )
-    for name, value, known in choices:
-        if value not in known:
-            raise ParityUsageError(f"{name}: one of {', '.join(map(str, known))}, got {value!r}; choose one of them")
+    if step not in (known := ("forward", "forward_backward")):
+        raise ParityUsageError(f"step: one of {', '.join(known)}, got {step!r}; choose one of them")
+    precision_bytes = policy.compute
     block = _block(config, batch, seq, precision_bytes, fused_attention)
     layers = [(_times(forward, config.num_layers), _times(backward, config.num_layers)) for forward, backward in block]
     passes = [*_below(config, batch * seq, precision_bytes), *layers, *_above(config, batch, seq, precision_bytes)]
@@ -126,7 +116,11 @@ def operations(
         logits = batch * seq * config.vocab_size
         found += _each("cross_entropy", "loss", logits, CROSS_ENTROPY_FLOPS, precision_bytes, (1, 2), backward=1)
     parameters = parameter_count(config)
-    return [*found, Operation("adamw", "optimizer", ADAMW_FLOPS * parameters, ADAMW_BYTES[states] * parameters, 1)]
+    flops = find_optimizer(optimizer).flops
+    return [
+        *found,
+        Operation(optimizer, "optimizer", flops * parameters, policy.update_bytes(optimizer) * parameters, 1),
+    ]
 
 
 def judged(operation: Operation, device: Device, format: str) -> tuple[float, Bound]:

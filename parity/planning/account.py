@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..account.hardware import Device
-from ..account.memory import Memory, Policy
+from ..account.memory import Memory
 from ..account.plan import Plan
+from ..account.policies import Policy
 from ..account.roofline import Operation
 
 

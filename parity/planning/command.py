@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 
 from ..account.hardware import find_device
 from ..account.laws import model_flops
-from ..account.memory import POLICIES, Policy, kv_cache, step_memory
+from ..account.memory import kv_cache, step_memory
 from ..account.mfu import mfu as utilisation
 from ..account.plan import fits, largest_model, training_plan, ways_to_fit
+from ..account.policies import POLICIES, Policy
 from ..account.roofline import Operation, judged, operations, parameter_count, shares
 from ..errors import ParityUsageError
 from ..models import change, find_preset
@@ -20,14 +21,6 @@ from ..output import destination_of, write_document
 from .account import Account, Bound, Swept
 from .numbers import swept, whole
 from .text import print_account
-
-#: Where AdamW's numbers are, for the roofline, by the bytes of a master copy and of a moment.
-STATES: dict[str, Literal["float32", "mixed", "bfloat16"]] = {
-    "fp32": "float32",
-    "tf32": "float32",
-    "autocast": "float32",
-    "bf16": "bfloat16",
-}
 
 
 def run_account(*, target: str, json_path: str | None, plain: bool, **words: Any) -> int:
@@ -83,7 +76,7 @@ def accounted(
     how: dict[str, Any] = {"optimizer": optimizer, "recompute": recompute, "zero": zero, "gpus": count}
     memory = step_memory(config, parameters, each, length, policy, **how)
     again = replace(config, recompute=recompute == "full")
-    found = operations(again, each, length, policy.compute, kernel == "fused", states=STATES.get(precision, "mixed"))
+    found = operations(again, each, length, policy, optimizer, kernel == "fused")
     if zero:  # each device updates its part
         found = [_part(one, count) if one.kind == "optimizer" else one for one in found]
     bounds = tuple(Bound(one, *judged(one, machine, policy.format)) for one in found)
