@@ -20,7 +20,7 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 COMPLETION = "_PARITY_COMPLETE"  # set by the shell while it completes a word
 
 #: The extra that brings a package, for the message when it is missing.
-EXTRAS = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "flax": "jax", "optax": "jax"}
+EXTRAS = {"matplotlib": "plots", "torch": "torch", "jax": "jax", "jaxlib": "jax", "flax": "jax", "optax": "jax"}
 
 
 class Whole(click.ParamType):
@@ -267,7 +267,8 @@ def flops(json_path: str | None, no_color: bool, debug: bool, **words: Any) -> i
 @click.option("--batch", help="Sequences on each device.  [default: 1]")
 @click.option("--global-batch", help="Sequences on all devices together.")
 @click.option("--seq", help="Tokens per sequence, such as 8k.  [default: 1024, or the model's maximum]")
-@click.option("--device", default="h100", show_default=True, help="h100, h200, a100, b200, l4, rtx-4090, tpu-v5p ...")
+@click.option("--device", help="h100, h200, a100, b200, l4, tpu-v5p ..., or here: this machine.  [default: h100]")
+@click.option("--measure", is_flag=True, help="This machine as it is: a few seconds of products and copies.")
 @click.option("--precision", default="bf16-mixed", show_default=True, help="bf16-mixed, fp32, tf32, autocast, bf16 ...")
 @click.option("--optimizer", default="adamw", show_default=True, help="sgd, momentum, adam or adamw.")
 @click.option("--recompute", default="none", show_default=True, help="none, selective (attention) or full (blocks).")
@@ -282,15 +283,17 @@ def flops(json_path: str | None, no_color: bool, debug: bool, **words: Any) -> i
 @click.option(
     "--sweep", "sweeps", multiple=True, metavar="NAME=A..B", help="batch=1..64 or seq=1k..128k of one device."
 )
+@click.option("--plot", "plot_path", metavar="PATH", help="Draw the sweeps: a file.svg, .png or .pdf.")
 @click.option("--json", "json_path", metavar="PATH", help="Write every figure as JSON; - is standard output.")
 @click.option("--no-color", is_flag=True, help="Plain text (so does the variable NO_COLOR).")
 @click.option("--debug", is_flag=True, help="A traceback before the line of an error.")
-def account(json_path: str | None, no_color: bool, debug: bool, **words: Any) -> int:
+def account(json_path: str | None, plot_path: str | None, no_color: bool, debug: bool, **words: Any) -> int:
     """Say what a training step takes: memory, what bounds it, days and cost, from the sizes alone.
 
-    PRESET is one of `parity check list`. Nothing runs, and no framework is loaded.
+    PRESET is one of `parity check list`. Nothing runs, and no framework is loaded, unless the machine is measured.
     """
     del debug  # read by Commands.main
     from .planning.command import run_account
 
-    return run_account(json_path=json_path, plain=no_color or bool(os.environ.get("NO_COLOR")), **words)
+    plain = no_color or bool(os.environ.get("NO_COLOR"))
+    return run_account(json_path=json_path, plot_path=plot_path, plain=plain, **words)

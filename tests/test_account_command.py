@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib import resources
 
 import pytest
 from click.testing import CliRunner
@@ -202,3 +203,67 @@ def test_a_device_is_full_before_its_last_byte():
     device, memory = find_device("h100"), step_memory(PRESETS["gpt2"], 124_439_808, 8, 1024, POLICIES["bf16-mixed"])
     assert fits(memory, replace(device, memory=memory.peak + 2e9))
     assert not fits(memory, replace(device, memory=memory.peak + 1.9e9))
+
+
+SCHEMA = json.loads(resources.files("parity").joinpath("schema/account.schema.json").read_text())
+EVERYTHING = (
+    "llama3-70b --gpus 64 --seq 8k --batch 2 --tokens 15T --price 2 --rate 1e6 --recompute selective --kernel einsum "
+    "--sweep batch=1..4 --sweep seq=1k..4k --set vocab_size=1000"
+)
+
+
+@pytest.mark.parametrize("words", ["tiny", "bert-base --zero 3 --precision fp32 --optimizer sgd", EVERYTHING])
+def test_the_json_is_what_its_schema_says(words):
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(SCHEMA)
+    validator.check_schema(SCHEMA)
+    found = figures(*words.split())
+    assert [f"{error.json_path}: {error.message}" for error in validator.iter_errors(found)] == []
+    assert list(validator.iter_errors({**found, "more": 1}))
+    assert list(validator.iter_errors({**found, "parameters": 0.5}))
+
+
+def test_a_sweep_says_what_fits():
+    found = figures("llama3-8b", "--gpus", "64", "--zero", "3", "--sweep", "batch=1..32")
+    fitting = [each["fits"] for each in found["sweep"]]
+    assert fitting == sorted(fitting, reverse=True)
+    assert set(fitting) == {True, False}
+    for each in found["sweep"]:
+        assert each["fits"] == (each["peak"] <= 80e9 - 2e9)
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+def test_sweeps_are_drawn(tmp_path, kind):
+    path = tmp_path / f"plot.{kind}"
+    done = call("tiny", "--sweep", "batch=1..4", "--sweep", "seq=16..64", "--plot", str(path))
+    assert done.exit_code == 0, done.output
+    assert path.read_bytes()[:4] == {"svg": b"<?xm", "png": b"\x89PNG", "pdf": b"%PDF"}[kind]
+
+
+def test_a_plot_shows_the_figures_of_the_sweep():
+    from parity.planning.command import accounted
+    from parity.planning.plot import drawn
+
+    account = accounted("gpt2", sweeps=["batch=1..8"])
+    memory, flops = drawn(account).axes
+    tops = {}
+    for bar in memory.patches:
+        tops[bar.get_x()] = max(tops.get(bar.get_x(), 0), bar.get_y() + bar.get_height())
+    assert list(tops.values()) == pytest.approx([each.memory.backward / 1e9 for each in account.sweeps])
+    assert list(flops.lines[0].get_ydata()) == [each.flops for each in account.sweeps]
+    assert [label.get_text() for label in flops.get_xticklabels()] == ["1", "2", "4", "8"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--plot", "a.svg"), "--plot: of a --sweep, got none"),
+        (("--sweep", "batch=1..2", "--plot", "a.txt"), "--plot: a file that ends in svg, png, pdf, got 'a.txt'"),
+        (("--sweep", "batch=1..2", "--plot", "/nowhere/a.svg"), "/nowhere/a.svg: a place that can be used"),
+    ],
+)
+def test_a_plot_that_cannot_be_gets_one_line(words, message):
+    done = subprocess.run(
+        [sys.executable, "-m", "parity", "account", "tiny", *words], check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert message in done.stderr

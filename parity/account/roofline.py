@@ -94,7 +94,7 @@ def operations(
     fused_attention: bool = True,
     step: Literal["forward", "forward_backward"] = "forward_backward",
 ) -> list[Operation]:
-    """Every operation of a step: `forward` is one call of the model, `forward_backward` adds gradients, loss and update.
+    """Every operation of a step: `forward` is one call of the model, `forward_backward` adds loss, gradients, update.
 
     Raises:
         ParityUsageError: a size is no whole number of at least 1; step or optimizer is unknown.

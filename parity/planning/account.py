@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..account.hardware import Device
+from ..account.measure import Measured
 from ..account.memory import Memory
-from ..account.plan import Plan
+from ..account.plan import Plan, fits
 from ..account.policies import Policy
 from ..account.roofline import Operation
 
@@ -45,6 +46,7 @@ class Account:
     batch: int
     seq: int
     device: Device
+    measured: Measured | None
     policy: Policy
     settings: dict[str, Any]
     flops: dict[str, int]
@@ -78,6 +80,7 @@ class Account:
                 "format": self.policy.format,
                 "source": self.device.source,
             },
+            "measured": None if self.measured is None else asdict(self.measured),
             "policy": asdict(self.policy),
             "flops": self.flops,
             "memory": _memory(self.memory),
@@ -98,7 +101,13 @@ class Account:
             "plan": None,
             "utilisation": self.utilisation,
             "sweep": [
-                {each.name: each.value, "peak": each.memory.peak, "flops": each.flops, "memory": _memory(each.memory)}
+                {
+                    each.name: each.value,
+                    "peak": each.memory.peak,
+                    "flops": each.flops,
+                    "fits": fits(each.memory, self.device),
+                    "memory": _memory(each.memory),
+                }
                 for each in self.sweeps
             ],
         }

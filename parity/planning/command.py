@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from ..account.hardware import find_device
+from ..account.hardware import Device, find_device
 from ..account.laws import model_flops
+from ..account.measure import Measured
 from ..account.memory import kv_cache, step_memory
 from ..account.mfu import mfu as utilisation
 from ..account.plan import fits, largest_model, training_plan, ways_to_fit
@@ -22,11 +23,19 @@ from .account import Account, Bound, Swept
 from .numbers import swept, whole
 from .text import print_account
 
+#: What `--device` calls the machine at hand, and what it is without one.
+HERE = "here"
+DEFAULT_DEVICE = "h100"
 
-def run_account(*, target: str, json_path: str | None, plain: bool, **words: Any) -> int:
+
+def run_account(*, target: str, json_path: str | None, plot_path: str | None, plain: bool, **words: Any) -> int:
     """`parity account`; returns the exit status, which is 0."""
     destination = destination_of(json_path)
     account = accounted(target, **words)
+    if plot_path is not None:
+        from .plot import write_plot
+
+        write_plot(account, plot_path)
     console = Console(color_system=None if plain else "auto", highlight=False)
     write_document(account.to_json(), destination, lambda: print_account(console, account))
     return 0
@@ -38,7 +47,8 @@ def accounted(
     batch: str | None = None,
     global_batch: str | None = None,
     seq: str | None = None,
-    device: str = "h100",
+    device: str | None = None,
+    measure: bool = False,
     precision: str = "bf16-mixed",
     optimizer: str = "adamw",
     recompute: str = "none",
@@ -68,7 +78,8 @@ def accounted(
     if rate is not None and not rate > 0:
         raise ParityUsageError(f"--rate: tokens per second, above 0, got {rate:g}; give another")
     each = _per_device(batch, global_batch, count)
-    machine, policy = find_device(device), _policy(precision)
+    policy = _policy(precision)
+    machine, measured = _machine(device, measure, policy.format)
     peak = machine.peak(policy.format)
     if not 0 < mfu <= 1:
         raise ParityUsageError(f"--mfu: above 0 and at most 1, got {mfu}; 0.4 is usual")
@@ -92,6 +103,7 @@ def accounted(
         batch=each,
         seq=length,
         device=machine,
+        measured=measured,
         policy=policy,
         settings={**how, "mfu": mfu, "kernel": kernel},
         flops=model_flops(config, each, length),
@@ -116,6 +128,22 @@ def accounted(
             for value in values
         ),
     )
+
+
+def _machine(device: str | None, measuring: bool, format: str) -> tuple[Device, Measured | None]:
+    """The device that is meant: of the table by name, this machine by its driver's name, or as it is measured."""
+    if measuring and device not in (None, HERE):
+        raise ParityUsageError(f"--measure: of the machine at hand, got --device {device}; leave one of them out")
+    if measuring:
+        from .here import measured_here
+
+        measured = measured_here(format)
+        return measured.device, measured
+    if device == HERE:
+        from .here import device_here
+
+        return device_here(), None
+    return find_device(device or DEFAULT_DEVICE), None
 
 
 def _with(name: str, value: int, batch: int, seq: int) -> tuple[int, int]:

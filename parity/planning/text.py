@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..account.plan import RESERVED
+from ..account.measure import Measured
+from ..account.plan import RESERVED, fits
 from ..tables import STYLES, paragraph, print_parts
 from .account import Account
 from .numbers import in_bytes
@@ -39,11 +40,13 @@ def _parts(account: Account, width: int) -> Iterator[RenderableType]:
     )
     yield paragraph(f"{policy.name}: {policy.says}", width, "dim")
     yield paragraph(
-        f"{device.peak(policy.format) / 1e12:,.1f} TFLOP/s in {policy.format}, dense, {device.memory / 1e9:,.0f} GB at "
-        f"{device.bandwidth / 1e12:.2f} TB/s ({device.source})",
+        f"{_flops(device.peak(policy.format))} in {policy.format}, dense, {device.memory / 1e9:,.0f} GB at "
+        f"{_bandwidth(device.bandwidth)} ({device.source})",
         width,
         "dim",
     )
+    if account.measured is not None:
+        yield paragraph(_measured(account.measured), width, "dim")
     yield Text()
     yield _memory(account)
     yield from _fitting(account, width)
@@ -59,6 +62,31 @@ def _parts(account: Account, width: int) -> Iterator[RenderableType]:
     for name in dict.fromkeys(each.name for each in account.sweeps):
         yield Text()
         yield _sweep(account, name)
+
+
+def _measured(measured: Measured) -> str:
+    """Every framework's rates, and what they are of the table's where it has the device."""
+    products = [f"{each.framework} {_flops(each.fastest)} ({_flops(each.median)})" for each in measured.products]
+    copies = [f"{each.framework} {_bandwidth(each.fastest)} ({_bandwidth(each.median)})" for each in measured.copies]
+    said = f"fastest call (median): products {', '.join(products)}; copies {', '.join(copies)}"
+    listed, here = measured.listed, measured.device
+    if listed is None or measured.format not in listed.dense:
+        return said
+    share = here.peak(measured.format) / listed.peak(measured.format)
+    return (
+        f"{said}; {share:.1%} of the peak and {here.bandwidth / listed.bandwidth:.1%} of the bandwidth of {listed.name}"
+    )
+
+
+def _flops(rate: float) -> str:
+    for size, unit in ((1e12, "TFLOP/s"), (1e9, "GFLOP/s")):
+        if rate >= size:
+            return f"{rate / size:,.1f} {unit}"
+    return f"{rate / 1e6:,.1f} MFLOP/s"
+
+
+def _bandwidth(rate: float) -> str:
+    return f"{rate / 1e12:.2f} TB/s" if rate >= 1e11 else f"{rate / 1e9:.1f} GB/s"
 
 
 def _table(*columns: str) -> Table:
@@ -144,11 +172,13 @@ def _utilisation(account: Account) -> Table:
 
 
 def _sweep(account: Account, name: str) -> Table:
-    table = _table(name, "memory", "activations", "FLOPs")
+    table = _table(name, "memory", "activations", "FLOPs", "fits")
     for each in account.sweeps:
         if each.name == name:
             kept = sum(part.bytes for part in each.memory.dynamic)
-            table.add_row(f"{each.value:,}", in_bytes(each.memory.peak), in_bytes(kept), f"{each.flops:.4g}")
+            fitting = fits(each.memory, account.device)
+            verdict = Text("yes" if fitting else "no", style=STYLES["PASS" if fitting else "FAIL"])
+            table.add_row(f"{each.value:,}", in_bytes(each.memory.peak), in_bytes(kept), f"{each.flops:.4g}", verdict)
     return table
 
 
