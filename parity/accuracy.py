@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .bounds import Bound, optimizer_floor, path_floor
-from .compare import errors_by_name, keep_largest, relative
+from .bounds import NO_FLOOR, Bound, optimizer_floor, path_floor, stored_floor
+from .compare import errors_by_name, keep_largest, pooled, relative, rms
 from .judge import Errors
 from .kinds import all_same_bits, kinds_of, step_kinds
 from .result import Row
@@ -122,12 +122,21 @@ def _step_accuracy(stages: Stages, weights: Arrays, precision: str) -> list[Row]
 
     spreads = _spreads(stages, truths, precision, twins)
     values = step_kinds("step", stages.sides.train(path, stepped, precision))
-    movement = max(path_floor(precision, stages.judge.roundings), optimizer_floor(), key=lambda floor: floor.value)
+    movement = (path_floor(precision, stages.judge.roundings), optimizer_floor())
     rows = []
     for truth, value, spread in zip(truths, values, spreads, strict=True):
-        floor = movement if truth.kind.endswith("parameters") else None
+        floor = partial(_of_movement, path, truth, precision, movement) if truth.kind.endswith("parameters") else None
         rows += stages.judge.same_accuracy(truth, value, precision, stages.zero, floor, spread)
     return rows
+
+
+def _of_movement(path: Path, truth: Batches, precision: str, floors: Sequence[Bound], name: str) -> Bound:
+    """The largest of some floors and of what storing the parameters takes."""
+    moved = rms(truth.reference[0][name])
+    units = path.units or [{}] * len(path.points)
+    sizes = [rms(point[name] * unit.get(name, 1.0)) for point, unit in zip(path.points, units, strict=True)]
+    stored = stored_floor(pooled(sizes) / moved, len(sizes), precision) if moved else NO_FLOOR
+    return max((*floors, stored), key=lambda floor: floor.value)
 
 
 def stream_accuracy(stages: Stages, precision: str) -> list[Row]:
@@ -141,8 +150,13 @@ def stream_accuracy(stages: Stages, precision: str) -> list[Row]:
             step_kinds(f"{name} stream", stages.sides.follow(path, stream, each)) for each in ("float64", precision)
         )
         for truth, values in zip(exact, low, strict=True):
-            # the moments never meet the bias correction that the floor allows for
-            floor = optimizer_floor() if truth.kind.endswith("parameters") else path_floor(precision, STREAM_STEPS)
+            # the moments never meet the bias correction that a movement's floor allows for
+            moment = path_floor(precision, STREAM_STEPS)
+
+            def floor(parameter: str, truth: Batches = truth, moment: Bound = moment) -> Bound:
+                moves = truth.kind.endswith("parameters")
+                return _of_movement(path, truth, precision, [optimizer_floor()], parameter) if moves else moment
+
             rows += stages.judge.same_accuracy(truth, values, precision, floor=floor)
     return rows
 

@@ -124,6 +124,22 @@ def optimizer_floor() -> Bound:
     return Bound(value, "half of u / (1 - 0.999): 1 - b^t may be evaluated in float32")
 
 
+def stored_floor(size: float, steps: int, dtype: str) -> Bound:
+    """What any optimizer's movement may be off by: the parameters that move are stored in the working precision.
+
+    A step x d - s errs by at most u / 2 of x where the decay factor d, just below 1, is rounded, by u of x where the
+    product is and by u of x where the sum is. Where each step starts from the same x, as on a stream, two of these are
+    the same in every step and add up. A learning rate of 1e-4 moves a weight of 0.02 by 1/200 of itself.
+
+    Args:
+        size: root mean square of the parameters over that of the movement of all steps.
+        steps: how many there are.
+        dtype: the working precision.
+    """
+    value = 2.5 * FORMATS[dtype].unit_roundoff * steps * size
+    return Bound(value, f"2.5 u of the parameters, {size:.2g} times the movement, in each of {steps} steps")
+
+
 def accuracy_bound(other_error: float, rounded: float, errors: int, floor: Bound) -> Bound:
     """For one side's relative error against its own float64 run: rule B, or a floor if that is larger.
 

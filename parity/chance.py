@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from .compare import errors_by_name
+from collections.abc import Mapping
+
+from .compare import different, errors_by_name, same_bits
 from .errors import ParityUsageError
 from .formats import FORMATS
-from .runs import Run
+from .runs import Run, is_float
 
 ADVICE = "turn dropout off (module.eval()), or say so in the Pair (dropout='shared' or 'off'), or fix what it draws"
 
@@ -21,9 +23,27 @@ def by_chance(first: Run, second: Run, precision: str) -> dict[str, float]:
     return {name: gap for name, gap in gaps.items() if gap > limit}
 
 
-def refuse_chance(label: str, first: Run, second: Run, precision: str, dropout: str | None) -> None:
+def choices_by_chance(first: Run, second: Run) -> dict[str, float]:
+    """Whole numbers and truth values of two runs whose floats are the same bits that are others: their share."""
+    floats = [name for name, array in first.outputs.items() if is_float(array)]
+    if not all(same_bits(first.outputs[name], second.outputs[name]) for name in floats):
+        return {}
+    others = first.outputs.keys() - floats
+    shares = {name: different(second.outputs[name], first.outputs[name]) for name in sorted(others)}
+    return {name: share for name, share in shares.items() if share}
+
+
+def largest_gap(first: Run, second: Run) -> str:
+    """The output or gradient that is furthest apart in two runs, and by how much."""
+    found = [{**run.outputs, **run.derivatives} for run in (second, first)]
+    gaps = errors_by_name(found[:1], found[1:])
+    name = max(gaps, key=lambda each: gaps[each])
+    return f"{name!r} by {gaps[name]:.1g}"
+
+
+def refuse_chance(label: str, gaps: Mapping[str, float], dropout: str | None) -> None:
     """Raises ParityUsageError if two runs on the same numbers are apart; `dropout` is the pair's."""
-    for name, gap in by_chance(first, second, precision).items():
+    for name, gap in gaps.items():
         advice = f"dropout={dropout!r} reaches F.dropout and Dropout layers, and not what draws here"
         raise ParityUsageError(
             f"{label}: a function of its weights and inputs alone, got {name!r} that differs by {gap:.1g} between two "

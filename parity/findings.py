@@ -23,7 +23,7 @@ class Finding:
         what: "value", or "gradient" of the loss there.
         where: file and line of each side's own code, "" where none is known.
         birth: "born here": from equal values before it comes another one; "inherited": from equal values comes an equal
-            one; "unknown": it could not be run on the other side's values.
+            one; "unknown": it could not be run on the other side's values, or may have been reached past them.
         measured: how far the two are apart, relative to the reference's value; NaN where they have no layout in common.
         bound: what rounding explains.
         local: the same with the reference's values fed in at every point before; NaN where that could not be done.

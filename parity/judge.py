@@ -129,13 +129,14 @@ class Judge(RowMaker):
         low: Batches,
         precision: str,
         zero: frozenset[str] = frozenset(),
-        floor: Bound | None = None,
+        floor: Callable[[str], Bound] | None = None,
         spread: tuple[Errors, Errors] = ({}, {}),
         response: Callable[[str], float] | None = None,
     ) -> list[Row]:
         """Each side's error against its own float64 run, the worse bounded by the better (bounds.accuracy_bound).
 
         `spread` holds, for each side, the largest errors of its twins: a side is as accurate as its worst neighbour.
+        `floor(name)` is what is never too much.
         `response(name)` is how far one unit in the last place moves the exact tensor: what is much further from it is
         wrong on both sides (bounds.own_bound), as is what has left the range of the format (alike.in_range).
         """
@@ -151,7 +152,7 @@ class Judge(RowMaker):
             # from the yardstick alone: one element that is wrong would excuse itself as a rare event
             count = independent_errors(values[1 - worse], truths[1 - worse])
             yardstick = max(errors[1 - worse], spread[1 - worse].get(name, 0.0))
-            least = floor or path_floor(precision, self.roundings)
+            least = floor(name) if floor else path_floor(precision, self.roundings)
             lucky = not yardstick and least is NO_FLOOR
             bound = lucky_bound(once, precision) if lucky else accuracy_bound(yardstick, once, count, least)
             whose = f"{self.labels[worse]} is further from its float64"

@@ -16,6 +16,7 @@ from functools import cache, partial
 import numpy as np
 
 from .bounds import Bound
+from .bypass import doubted
 from .capture import ROOT, Capture, Point
 from .compare import relative
 from .errors import ParityUsageError
@@ -118,16 +119,23 @@ def localise(
     pairs = pairing.pairs
     chosen = chosen_layouts(pairs)
 
-    @cache
-    def local() -> Capture:
-        """The candidate on the reference's values: run only where something differs, for nothing else is told by it."""
+    fed = _fed(chosen)
+
+    def run(feed: Mapping[str, np.ndarray]) -> Capture:
         try:
-            return sides.capture(sides.candidate, weights, batch, precision, **_fed(chosen))[1]
+            return sides.capture(sides.candidate, weights, batch, precision, feed=feed, back=fed["back"])[1]
         except ParityUsageError as error:
             notes.append(f"the candidate could not be run on the reference's values: {error}")
             return Capture(())
 
+    @cache
+    def local() -> Capture:
+        """The candidate on the reference's values: run only where something differs, for nothing else is told by it."""
+        return run(fed["feed"])
+
     judged = [_value_finding(pair, chosen.get(pair), rule, local) for pair in pairs]
+    judged, doubts = doubted(judged, [pair.candidate for pair in pairs], fed["feed"], local, run)
+    notes += doubts
     if backward and all(finding.agrees for finding in judged):
         judged += _gradient_findings(pairs, chosen, rule, local)
     rows = [_row(finding, pair, sides.labels, precision) for finding, pair in judged_pairs(judged, pairs)]

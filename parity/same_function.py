@@ -113,7 +113,7 @@ def _look_inside(stages: Stages, judged: Judged) -> None:
     judged.reason += inside.begins
     if inside.moved and not agreeing:
         judged.reason += f"; {inside.moved[0]}"
-    elif all(row.name.startswith(("state ", "output state ")) for row in judged.rows if row.verdict == "FAIL"):
+    elif not agreeing and _failed_in_state_alone(judged.rows):
         judged.reason += "; all that differs is what the run leaves in its state"
     elif inside.rows and not inside.findings and not agreeing and not in_gradients:
         judged.reason += f"; it begins after {inside.rows[-1].name.removeprefix('point ')}, the last point that agrees"
@@ -121,6 +121,11 @@ def _look_inside(stages: Stages, judged: Judged) -> None:
         found = stages.derivatives()
         judged.rows += found
         judged.reason += suspects(found)
+
+
+def _failed_in_state_alone(rows: Sequence[Row]) -> bool:
+    failed = [row for row in rows if row.verdict == "FAIL"]
+    return bool(failed) and all(row.name.startswith(("state ", "output state ")) for row in failed)
 
 
 def _judge_float64(rows: Sequence[Row]) -> tuple[str, str | None, str]:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .chance import by_chance, refuse_chance
+from .chance import by_chance, choices_by_chance, largest_gap, refuse_chance
 from .constants import excused
 from .curves import curve_rows
 from .derivative import derivative_rows
@@ -213,8 +213,8 @@ class Stages:
         self.progress("float64: outputs and gradients")
         weights = self.weights
         self.exact = self._agreeing_in_names(weights)
-        self.steady(self.exact)
         low = self.sides.reference_run(weights, self.pooled, "float32")
+        self.steady(self.exact, low=low)
         self.low = [] if self.optimizes else low  # steps come first, and need the memory
         outputs, gradients = kinds_of(self.exact)
         rows = self.judge.same_function(outputs, [run.outputs for run in low])
@@ -239,10 +239,15 @@ class Stages:
                 raise ParityUsageError(f"outputs: real arrays, got {array.dtype} for {name!r}; return its parts as two")
         return exact
 
-    def steady(self, runs: tuple[list[Run], list[Run]], precision: str = "float64") -> None:
+    def steady(self, runs: tuple[list[Run], list[Run]], precision: str = "float64", low: Sequence[Run] = ()) -> None:
         """Neither side is a matter of chance, and both draw alike: looked at once, on the first runs there are.
 
         With `points` the second run is the one seen inside, whose bits say nothing: XLA fuses it in another way.
+
+        Args:
+            runs: both sides', of which the first batch is run again.
+            precision: what they were run in.
+            low: the reference's in float32, by which the float64 rule says how far rounding may put two runs apart.
         """
         if self.is_steady:
             return
@@ -253,9 +258,14 @@ class Stages:
         dropout = self.prepared.pair.dropout
         for side, (label, (first, *_)) in enumerate(zip(self.sides.labels, runs, strict=True)):
             second = self._second(side, first, precision)
-            refuse_chance(label, first, second, precision, dropout)
-            if not self.seen and not all_same_bits(([first], [second])):
-                self.notes += (f"{label}: two runs on the same numbers give other bits: it adds up in another order",)
+            refuse_chance(label, by_chance(first, second, precision) or choices_by_chance(first, second), dropout)
+            if self.seen or all_same_bits(([first], [second])):
+                continue
+            self.bitwise = False
+            beyond = self._beyond_rounding(first, second, low[0]) if low else {}
+            if beyond and not self.islands():  # float32 inside may add up in another order, which float64 has to bear
+                refuse_chance(label, beyond, dropout)
+            self.notes += (f"{label}: two runs on the same numbers give other bits, {largest_gap(first, second)}",)
         drawn = self.sides.reference.draws, self.sides.candidate.draws
         if dropout != SHARED:
             if dropout:
@@ -263,6 +273,14 @@ class Stages:
             return refuse_any_draws(self.sides.labels, drawn)
         refuse_other_draws(self.sides.labels, drawn)
         self.notes += (f"dropout: {len(drawn[0])} draws in each run, the same ones on both sides",)
+
+    def _beyond_rounding(self, first: Run, second: Run, low: Run) -> dict[str, float]:
+        """Outputs and gradients of two float64 runs that are further apart than two right sides may be."""
+        outputs, gradients = kinds_of(([first], [second]))
+        zero, _ = self.judge.zero_gradients(gradients, [low.derivatives])
+        rows = self.judge.same_function(outputs, [low.outputs])
+        rows += self.judge.same_function(gradients, [low.derivatives], zero)
+        return {row.name: row.measured for row in rows if row.verdict == "FAIL"}
 
     def _second(self, side: int, first: Run, precision: str) -> Run:
         """Another run like `first`, of the reference (0) or the candidate (1): the one that was seen inside, if any."""
