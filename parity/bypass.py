@@ -2,7 +2,8 @@
 
 A module is given its inputs, which are points; a call of einops or a tap is not, and a residual stream that no point
 is of carries a first fault past everything that follows. So the value at the last point that agrees is moved, all
-others being the reference's: a later point that moves with it is reached by what no point shows.
+others being the reference's: a later point that moves with it is reached by what no point shows. If it moves with the
+first point that differs as well it lies behind it, and not beside it as a second fault in another branch would.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from .runs import is_float
 
 #: Points that are given no inputs.
 PLAIN = ("einops", "tap")
-#: By how much of its size the value is moved: by as much as it is large, so that nothing rounds it away.
-MOVED = 1.0
 
 ADVICE = (
     "may have been carried there past all points, by a residual stream for example; parity.tap(name, x) in the model "
@@ -46,20 +45,26 @@ def doubted(
     born = [k for k, finding in enumerate(findings) if finding.birth == BORN]
     later = [k for k in born[1:] if points[k].source in PLAIN]
     agreeing = [k for k in range(born[0] if born else 0) if findings[k].agrees and _can_move(points[k], feed)]
-    if not later or not agreeing:
+    if not later or not agreeing or not _can_move(points[born[0]], feed):
         return [*findings], []
-    name = points[agreeing[-1]].name
-    generator = np.random.Generator(np.random.PCG64(0))
-    value = feed[name]
+    # what is reached from before the first birth and from the birth itself: of two faults side by side only the former
+    for source in (points[agreeing[-1]].name, points[born[0]].name):
+        there = run({**feed, source: _moved(feed[source])})
+        later = [k for k in later if _differ(local().get(points[k].name), there.get(points[k].name))]
+        if not later:
+            return [*findings], []
+    judged = [replace(finding, birth=UNKNOWN) if k in later else finding for k, finding in enumerate(findings)]
+    return judged, [f"{len(later)} of the points that differ: what differs {ADVICE}"]
+
+
+def _moved(value: np.ndarray) -> np.ndarray:
+    """By as much as it is large, so that nothing rounds it away."""
     size = float(np.sqrt(np.mean(np.square(value)))) or 1.0
-    moved = run({**feed, name: value + MOVED * size * generator.standard_normal(value.shape)})
-    judged = [*findings]
-    for k in later:
-        fed, there = local().get(points[k].name), moved.get(points[k].name)
-        if fed is not None and there is not None and not np.array_equal(fed.value, there.value, equal_nan=True):
-            judged[k] = replace(findings[k], birth=UNKNOWN)
-    doubts = sum(finding.birth == UNKNOWN for finding in judged) - sum(each.birth == UNKNOWN for each in findings)
-    return judged, [f"{doubts} of the points that differ: what differs {ADVICE}"] if doubts else []
+    return value + size * np.random.Generator(np.random.PCG64(0)).standard_normal(value.shape)
+
+
+def _differ(one: Point | None, other: Point | None) -> bool:
+    return one is not None and other is not None and not np.array_equal(one.value, other.value, equal_nan=True)
 
 
 def _can_move(point: Point, feed: Mapping[str, np.ndarray]) -> bool:

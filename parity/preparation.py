@@ -94,7 +94,7 @@ def prepare(pair: Pair, options: Options) -> Prepared:
     if isinstance(pair.weights, Mapping):
         pair = replace(pair, weights=named_arrays("weights", pair.weights))
     form, batches = drawn(pair, options)
-    sides = Sides.of(pair, form, options.device)
+    sides = Sides.of(pair, form, options.device, options.grads)
     _pair_state(sides)
     prepared = Prepared(pair, sides, {}, batches, options.batches if callable(pair.inputs) else 1)
     if isinstance(pair.weights, Mapping):

@@ -50,6 +50,9 @@ class Runner(Protocol):
     def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
         """Outputs and gradients of one batch; `lifted` widens every float32 island of a float64 run."""
 
+    def runs_forward(self, weights: Arrays, batch: Arrays, precision: str) -> bool:
+        """Whether what failed was the gradient, and the model itself runs; False where none is taken."""
+
     def steps(
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
     ) -> Iterator[Step]:
@@ -150,6 +153,10 @@ class Around:
         """Outputs and gradients of one batch."""
         return self.model_at(precision).run(weights, batch, precision, lifted=lifted)
 
+    def runs_forward(self, weights: Arrays, batch: Arrays, precision: str) -> bool:
+        """Whether what failed was the gradient."""
+        return self.model_at(precision).runs_forward(weights, batch, precision)
+
     def steps(
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
     ) -> Iterator[Step]:
@@ -205,7 +212,11 @@ class Linked(Around):
     def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:
         """Outputs and gradients of one batch."""
         run = self.runner.run(self.link.forward(weights), batch, precision, lifted=lifted)
-        return replace(run, gradients=self.link.backward(run.gradients))
+        return replace(run, gradients=self.link.backward(run.gradients) if run.gradients else {})
+
+    def runs_forward(self, weights: Arrays, batch: Arrays, precision: str) -> bool:
+        """Whether what failed was the gradient."""
+        return self.runner.runs_forward(self.link.forward(weights), batch, precision)
 
     def steps(
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
@@ -226,7 +237,7 @@ class Linked(Around):
     def nudge(self, weights: Arrays, batch: Arrays, seed: int) -> Run:
         """A widened float64 run in which every constant of float32 numbers is one unit in the last place off."""
         run = self.runner.nudge(self.link.forward(weights), batch, seed)
-        return replace(run, gradients=self.link.backward(run.gradients))
+        return replace(run, gradients=self.link.backward(run.gradients) if run.gradients else {})
 
     def capture(
         self,

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from .capture import Capture
+from .errors import NotRunError
 from .formats import FORMATS
 from .islands import Island
 from .memory import leave_memory_to_runs, shelved
@@ -38,10 +39,12 @@ class Sides:
     unpaired: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, pair: Pair, form: Form = EMPTY, device: str = "cpu") -> Sides:
+    def of(cls, pair: Pair, form: Form = EMPTY, device: str = "cpu", grads: bool = True) -> Sides:
         """The runners of a pair as they stand; each framework is imported only if a side needs it."""
         weights = pair.weights if isinstance(pair.weights, Mapping) else None
-        reference, candidate = (make_runner(role, pair, weights, form, device) for role in ("reference", "candidate"))
+        reference, candidate = (
+            make_runner(role, pair, weights, form, device, grads) for role in ("reference", "candidate")
+        )
         if reference.label == candidate.label:
             label = reference.label
             reference.label, candidate.label = f"{label} (reference)", f"{label} (candidate)"
@@ -147,8 +150,15 @@ class Sides:
 
     def _run(self, runner: Runner, weights: Arrays, batch: Arrays, precision: str) -> Run:
         leave_memory_to_runs()
-        with running(runner.label, precision):
-            run = runner.run(weights, batch, precision, lifted=self._lifts(precision))
+        try:
+            with running(runner.label, precision):
+                run = runner.run(weights, batch, precision, lifted=self._lifts(precision))
+        except NotRunError as error:
+            if not runner.runs_forward(weights, batch, precision):
+                raise
+            raise type(error)(
+                f"{error}; its outputs alone run: grads=False", error.label, error.said
+            ) from error.__cause__
         keep = shelved if precision == "float64" else dict  # the others are judged soon, and half as large
         return Run(keep(run.outputs), keep(self._shared(run.gradients)), keep(run.inputs), run.loss)
 
@@ -165,8 +175,10 @@ class Sides:
         return self.lifted and precision == "float64"
 
 
-def make_runner(role: str, pair: Pair, weights: Arrays | None, form: Form, device: str) -> Runner:
+def make_runner(role: str, pair: Pair, weights: Arrays | None, form: Form, device: str, grads: bool = True) -> Runner:
     """The runner of one side of a pair, in its framework; `weights` None: those that it holds itself.
+
+    `grads` is whether its runs take gradients.
 
     Raises:
         ParityUsageError: it is nothing that can be run.
@@ -176,10 +188,10 @@ def make_runner(role: str, pair: Pair, weights: Arrays | None, form: Form, devic
         if side.framework == "jax":
             from .backends.jax.run import JaxRunner
 
-            return JaxRunner(role, pair, weights, form, device)
+            return JaxRunner(role, pair, weights, form, device, grads)
         from .backends.torch.run import TorchRunner
 
-        return TorchRunner(role, pair, weights, form, device)
+        return TorchRunner(role, pair, weights, form, device, grads)
 
 
 def rounded(arrays: Arrays, precision: str) -> dict[str, np.ndarray]:

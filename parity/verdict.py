@@ -138,7 +138,7 @@ def _thorough(stages: Stages, judged: Judged) -> None:
         return
     if not stages.in_time("thorough"):
         return
-    found = [*stages.derivatives(), *thorough_rows(stages)]
+    found = [*(stages.derivatives() if stages.options.grads else ()), *thorough_rows(stages)]
     judged.rows += found
     failed = first_of(found, "FAIL")
     if failed is not None:

@@ -28,7 +28,7 @@ _TRANSFORMATIONS = ("", "jvp", "transpose", "vmap", "checkpoint", "rematted_comp
 
 def find_islands(function: Callable[..., Any], *args: Any, side: str = "jaxcore") -> list[Island]:
     """Where the float64 program `function(*args)` drops to a lower precision, in data order, one entry per module
-    or, outside modules, per function; what depends on no argument (a table of sines) stands where it meets one first.
+    or, outside modules, per line; what depends on no argument (a table of sines) stands where it meets one first.
 
     The program is traced, not run, so that a gradient program (`jax.value_and_grad(loss)`) shows its backward half too.
     Arrays that the function closes over are constants, so give parameters as arguments. JAX's caches are dropped first:
@@ -61,6 +61,7 @@ class _Origin:
     file: str = ""
     function: str = ""
     line: int = 0
+    backward: bool = False
 
     def inside(self, equation: core.JaxprEqn) -> _Origin:
         """The origin of an equation of a program that this origin called."""
@@ -68,9 +69,10 @@ class _Origin:
         frames = traceback.frames if traceback else ()
         user = next((frame for frame in frames if is_user_code(frame.file_name)), None)
         place = _scope(str(equation.source_info.name_stack)) or self.place
+        backward = self.backward or "transpose(" in str(equation.source_info.name_stack)
         if user is None:
-            return _Origin(place, self.file, self.function, self.line)
-        return _Origin(place, user.file_name, user.function_name, user.line_num)
+            return _Origin(place, self.file, self.function, self.line, backward)
+        return _Origin(place, user.file_name, user.function_name, user.line_num, backward)
 
 
 def _scope(stack: str) -> str:
@@ -91,12 +93,19 @@ class _Sightings:
     _keys: set[tuple[Any, ...]] = field(default_factory=set)
 
     def add(self, operation: str, dtype: str, origin: _Origin) -> None:
-        """Record one island; constants count apart, because they cannot be lifted."""
+        """Record one island; constants count apart, because they cannot be lifted.
+
+        What no module holds counts line by line: one function may hold a norm and a softmax of its own.
+        """
         place = origin.place or origin.function or "?"
         source = f"{Path(origin.file).name}:{origin.line}" if origin.file else ""
         constant = operation == "constant"
-        keys = {(constant, place), (constant, origin.file, origin.function)} if origin.file else {(constant, place)}
-        if not keys & self._keys:
+        keys: set[tuple[Any, ...]] = {(constant, place), (constant, origin.file, origin.function)}
+        asked = keys if origin.file else {(constant, place)}
+        if origin.file and not (origin.place or constant or origin.backward):
+            asked = {(origin.file, origin.function, origin.line)}
+            keys |= asked
+        if not asked & self._keys:
             self.found.append(Island(self.side, place, operation, dtype, source))
         self._keys |= keys
 

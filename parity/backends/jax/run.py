@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import optax
 
 from ...capture import Capture
 from ...draws import Shape
+from ...errors import ANYTHING
 from ...formats import FORMATS, TENSORFLOAT32
 from ...islands import Island
 from ...pair import Pair
@@ -32,7 +33,7 @@ from .versions import x64
 class JaxRunner:
     """Runs a JAX side and its optimizer at the precision asked for; `role` is "reference" or "candidate"."""
 
-    def __init__(self, role: str, pair: Pair, weights: Arrays | None, form: Form, device: str):
+    def __init__(self, role: str, pair: Pair, weights: Arrays | None, form: Form, device: str, grads: bool = True):
         self.device = jax.devices("gpu" if device == "cuda" else device)[0]
         self.form = form
         self.model = Model(role, getattr(pair, role), weights, pair.dropout)
@@ -42,6 +43,7 @@ class JaxRunner:
         self.state: Arrays = self.model.state
         self.optimizes = self.side.optimizer is not None
         self.loss = loss_of(role, pair)
+        self.grads = grads
         self.aliases: Mapping[str, str] = {}
         self.share((), ())
         self._programs: dict[Any, Any] = {}
@@ -68,6 +70,13 @@ class JaxRunner:
         with self.mode(precision):
             arguments = self._arguments(weights, batch, precision)
             return self._run(self._program(*arguments, precision, lifted)(*arguments), precision)
+
+    def runs_forward(self, weights: Arrays, batch: Arrays, precision: str) -> bool:
+        """Whether what failed was the gradient, and the model itself runs; False where none is taken."""
+        with self.mode(precision), suppress(*ANYTHING):
+            jax.eval_shape(self._differentiated(precision, grads=False), *self._arguments(weights, batch, precision))
+            return self.grads
+        return False
 
     def steps(
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
@@ -118,14 +127,14 @@ class JaxRunner:
                 return loss, outputs
 
             program = lifting.lift(run) if lifted else run
-            (_, outputs), seen = captured(program, (parameters, state, inputs), feed, back=back)
+            (_, outputs), seen = captured(program, (parameters, state, inputs), feed, back=back, gradients=self.grads)
             return _to_numpy(outputs), seen
 
     def islands(self, weights: Arrays, batch: Arrays) -> list[Island]:
         """Where the float64 program drops to a lower precision, in data order."""
         with self.mode("float64"):
             arguments = self._arguments(weights, batch, "float64")
-            return islands.find_islands(self._differentiated("float64"), *arguments, side=self.label)
+            return islands.find_islands(self._differentiated("float64", self.grads), *arguments, side=self.label)
 
     def optimizer_islands(self, start: Arrays) -> list[Island]:
         """Where a float64 optimizer step drops to a lower precision, in data order."""
@@ -154,7 +163,7 @@ class JaxRunner:
             methods: list[tuple[str, str, Callable[[], int | None]]] = []
             for name, function in (
                 ("forward", forward),
-                ("forward_backward", self._differentiated("float32", inputs_too=False)),
+                ("forward_backward", self._differentiated("float32", grads=True, inputs_too=False)),
             ):
                 methods.append((name, "jaxpr", partial(traced_flops, function, *shapes)))
                 methods.append((name, "xla_lowered", partial(lowered, name, function)))
@@ -174,12 +183,16 @@ class JaxRunner:
 
         return scalar
 
-    def _differentiated(self, precision: str, inputs_too: bool = True) -> Callable[..., Any]:
+    def _differentiated(self, precision: str, grads: bool, inputs_too: bool = True) -> Callable[..., Any]:
         """(parameters, state, inputs) -> (outputs, gradients, gradients of float inputs, state, loss).
 
         A fresh function: no two precisions may share a trace.
         """
         scalar = self._scalar(precision)
+
+        def outputs_alone(parameters: Any, state: Any, inputs: Any) -> tuple[Any, Any, Any, Any, Any]:
+            loss, (outputs, changed) = scalar(parameters, {}, state, inputs)
+            return outputs, {}, {}, changed, loss
 
         def all_of_it(parameters: Any, state: Any, inputs: Any) -> tuple[Any, Any, Any, Any, Any]:
             floats = {name: value for name, value in inputs.items() if jnp.issubdtype(value.dtype, jnp.floating)}
@@ -189,7 +202,7 @@ class JaxRunner:
             (loss, (outputs, changed)), (gradients, *rest) = differentiated(parameters, floats, state, others)
             return outputs, gradients, rest[0] if rest else {}, changed, loss
 
-        return all_of_it
+        return all_of_it if grads else outputs_alone
 
     def _arguments(self, weights: Arrays, batch: Arrays, precision: str) -> tuple[Any, Any, Any]:
         """Parameters, state and inputs; what counts random draws goes on from run to run, as in the module itself."""
@@ -222,7 +235,7 @@ class JaxRunner:
         """`all_of_it`, compiled; `nudge` is the seed of nudged constants, whose programs are run a few times each."""
         key = (precision, lifted, nudge, *_shapes(parameters), *_shapes(inputs), *self.aliases.items())
         if key not in self._programs:
-            function = self._differentiated(precision)
+            function = self._differentiated(precision, self.grads)
             if lifted:
                 function = lifting.lift(function)
             if self.side.jit or nudge is not None:

@@ -94,7 +94,7 @@ class _Trace(TorchDispatchMode):
         self.islands: list[Island] = []
         self._found: list[Island] = []  # by the operation that runs
         self._waiting: dict[int, list[Island]] = {}  # storage of what depends on no data -> its islands
-        self._keys: set[tuple[bool, Any]] = set()
+        self._keys: set[tuple[Any, ...]] = set()
         self._names = {id(child): name for name, child in module.named_modules()}
         self._running: list[str] = []
         self._known: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
@@ -194,11 +194,16 @@ class _Trace(TorchDispatchMode):
         self._known.setdefault(_key(tensor), StorageWeakRef(tensor.untyped_storage()))
 
     def _add(self, operation: str, dtype: torch.dtype, place: str, line: _Line | None) -> None:
-        """Report once per module and function; constants count apart, because they cannot be lifted."""
+        """Report once per module and function, or per line where no module is; constants count apart."""
+        held = bool(place)
         place = place or (line[0].co_qualname if line else "?")
         constant = operation == "constant"
-        keys = {(constant, place), (constant, line[0])} if line else {(constant, place)}
-        if not keys & self._keys:
+        keys: set[tuple[Any, ...]] = {(constant, place), (constant, line and line[0])}
+        asked = keys if line else {(constant, place)}
+        if line and not (held or constant or torch._C._current_autograd_node() is not None):
+            asked = {line}
+            keys |= asked
+        if not asked & self._keys:
             source = f"{Path(line[0].co_filename).name}:{line[1]}" if line else ""
             self._found.append(Island(self.side, place, operation, str(dtype).removeprefix("torch."), source))
         self._keys |= keys

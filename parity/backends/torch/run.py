@@ -28,7 +28,7 @@ from .versions import DTYPES, cast_float, from_numpy, to_numpy
 class TorchRunner:
     """Runs a PyTorch side and its optimizer at the precision asked for; `role` is "reference" or "candidate"."""
 
-    def __init__(self, role: str, pair: Pair, weights: Arrays | None, form: Form, device: str):
+    def __init__(self, role: str, pair: Pair, weights: Arrays | None, form: Form, device: str, grads: bool = True):
         self.model = Model(role, getattr(pair, role), weights, form, pair.dropout)
         self.side = self.model.side
         self.label = self.side.label
@@ -36,6 +36,7 @@ class TorchRunner:
         self.state: Arrays = self.model.state
         self.optimizes = self.side.optimizer is not None
         self.loss = loss_of(role, pair)
+        self.grads = grads
         self.aliases: Mapping[str, str] = {}
         self.share((), ())
         self.device = torch.device(device)
@@ -73,6 +74,15 @@ class TorchRunner:
             run = self._run_once(module, *self._differentiable(batch, precision), lifted)
             self.model.release()
             return run
+
+    def runs_forward(self, weights: Arrays, batch: Arrays, precision: str) -> bool:
+        """Whether what failed was the gradient, and the model itself runs; False where none is taken."""
+        with self.mode(precision), suppress(*ANYTHING):
+            module = self._module(weights, precision)
+            self._backward(module, *self._differentiable(batch, precision), lifted=False, grads=False)
+            self.model.release()
+            return self.grads
+        return False
 
     def steps(
         self, points: Sequence[Arrays], batches: Sequence[Arrays], precision: str, *, lifted: bool = False
@@ -129,8 +139,9 @@ class TorchRunner:
         """A run's outputs and points; it goes on with the values that are fed in, and starts back with `back`."""
         with self.mode(precision):
             module = self._module(weights, precision)
-            with capturing(module, feed=feed, back=back) as recording:
-                outputs, _ = self._backward(module, *self._differentiable(batch, precision), lifted, recording)
+            with capturing(module, feed=feed, back=back, gradients=self.grads) as recording:
+                given = self._differentiable(batch, precision)
+                outputs, _ = self._backward(module, *given, lifted, self.grads, recording)
             self.model.release()
             return _to_numpy(outputs), recording.capture()
 
@@ -140,7 +151,7 @@ class TorchRunner:
             # cast before the trace: float32 numbers in a float64 tensor are right for an input
             module, (inputs, floats) = self._module(weights, "float64"), self._differentiable(batch, "float64")
             with islands.trace_islands(module, self.label, inputs, self.tables) as found, suppress(*ANYTHING):
-                self._backward(module, inputs, floats, lifted=False)
+                self._backward(module, inputs, floats, False, self.grads)
             return list(found)
 
     def optimizer_islands(self, start: Arrays) -> list[Island]:
@@ -179,10 +190,10 @@ class TorchRunner:
         floats: Mapping[str, torch.Tensor],
         lifted: bool,
     ) -> Run:
-        outputs, loss = self._backward(module, inputs, floats, lifted)
+        outputs, loss = self._backward(module, inputs, floats, lifted, self.grads)
         state = {f"state {name}": value for name, value in self.model.changed_state(self.paired).items()}
-        gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
-        of_inputs = {name: _gradient(leaf) for name, leaf in floats.items()}
+        gradients = {name: _gradient(parameter) for name, parameter in module.named_parameters() if self.grads}
+        of_inputs = {name: _gradient(leaf) for name, leaf in floats.items() if self.grads}
         named = _to_numpy(outputs | self._renamed(state))
         return Run(named, _to_numpy(gradients), _to_numpy(of_inputs), float(loss.detach()))
 
@@ -208,16 +219,17 @@ class TorchRunner:
         inputs: Mapping[str, torch.Tensor],
         floats: Mapping[str, torch.Tensor],
         lifted: bool,
+        grads: bool = True,
         recording: Recording | None = None,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Outputs and loss of a run that leaves the gradients in the parameters and in `floats`."""
+        """Outputs and loss of a run that leaves the gradients, if asked for, in the parameters and in `floats`."""
         with islands.lift() if lifted else nullcontext():
             returned = self.model.call(module, inputs)
             outputs = named_outputs(self.label, returned, self.loss, self.aliases)
             loss = _project(outputs) if self.loss is None else scalar_loss(self.label, self.loss, returned, outputs)
             if recording is not None:
                 loss = loss + recording.started
-            if loss.requires_grad:  # it may depend on no parameter: then every gradient is zero, as in JAX
+            if grads and loss.requires_grad:  # it may depend on no parameter: then every gradient is zero, as in JAX
                 with gradients_kept(loss, (*module.parameters(), *floats.values())):
                     loss.backward()
         return outputs, loss
