@@ -16,7 +16,7 @@ from .compare import errors_by_name, keep_largest, pooled, relative, rms
 from .judge import Errors
 from .kinds import all_same_bits, kinds_of, step_kinds
 from .result import Row
-from .rows import Batches
+from .rows import Batches, some
 from .runners import Runner
 from .runs import Arrays, Path, running
 from .sides import neighbours, perturbed, rounded
@@ -123,11 +123,27 @@ def _step_accuracy(stages: Stages, weights: Arrays, precision: str) -> list[Row]
     spreads = _spreads(stages, truths, precision, twins)
     values = step_kinds("step", stages.sides.train(path, stepped, precision))
     movement = (path_floor(precision, stages.judge.roundings), optimizer_floor())
+    if stuck := _never_moving(truths[0], values[0], stages.zero):
+        stages.beside += (
+            f"in {precision} a step moves no element of {some(stuck)} on either side, in float64 it does: it is less "
+            "than half a unit in the last place, and a master copy in float32 would keep it",
+        )
     rows = []
     for truth, value, spread in zip(truths, values, spreads, strict=True):
         floor = partial(_of_movement, path, truth, precision, movement) if truth.kind.endswith("parameters") else None
         rows += stages.judge.same_accuracy(truth, value, precision, stages.zero, floor, spread)
     return rows
+
+
+def _never_moving(truth: Batches, value: Batches, zero: frozenset[str]) -> list[str]:
+    """Parameters of which no element moves on either side, although both float64 runs move them."""
+    return [
+        name
+        for name in value.names()
+        if name not in zero
+        and all(rms(side[0][name]) for side in (truth.reference, truth.candidate))
+        and not any(np.any(side[0][name]) for side in (value.reference, value.candidate))
+    ]
 
 
 def _of_movement(path: Path, truth: Batches, precision: str, floors: Sequence[Bound], name: str) -> Bound:

@@ -35,7 +35,10 @@ def choices_by_chance(first: Run, second: Run) -> dict[str, float]:
 
 def largest_gap(first: Run, second: Run) -> str:
     """The output or gradient that is furthest apart in two runs, and by how much."""
-    found = [{**run.outputs, **run.derivatives} for run in (second, first)]
+    found = [
+        {**run.outputs, **{f"gradient {name}": array for name, array in run.derivatives.items()}}
+        for run in (second, first)
+    ]
     gaps = errors_by_name(found[:1], found[1:])
     name = max(gaps, key=lambda each: gaps[each])
     return f"{name!r} by {gaps[name]:.1g}"

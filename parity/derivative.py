@@ -23,6 +23,9 @@ STEP = 2.0**-13
 QUOTIENT_SLACK = 8
 
 
+DERIVATIVE = "directional derivative"
+
+
 def derivative_rows(sides: Sides, weights: Arrays, batch: Arrays, loss: object, seed: int) -> list[Row]:
     """A row for each side: its gradient along one random direction, and the quotient's.
 
@@ -69,8 +72,8 @@ def _row(sides: Sides, runner: Runner, weights: Arrays, direction: Arrays, batch
     agrees = measured <= bound
     why = "a stop_gradient, a custom rule or a kink" if not agrees else "its own error, seen at two step sizes"
     return Row(
-        name=f"directional derivative of {runner.label}",
-        group="directional derivative",
+        name=f"{DERIVATIVE} of {runner.label}",
+        group=DERIVATIVE,
         side_names=sides.labels,
         shape=(),
         dtype="float64",

@@ -102,7 +102,7 @@ def prepare(pair: Pair, options: Options) -> Prepared:
     if isinstance(pair.weights, WeightMap):
         return _mapped(prepared, pair.weights)
     if pair.weights == "loaded":
-        return _loaded(prepared)
+        return _loaded(prepared, options.grads)
     if pair.weights == "infer":
         raise ParityUsageError("weights: 'loaded', a WeightMap or a dict of arrays, got 'infer', which is yet to come")
     found = repr(pair.weights) if isinstance(pair.weights, str) else type(pair.weights).__name__
@@ -166,11 +166,14 @@ def _mapped(prepared: Prepared, weight_map: WeightMap) -> Prepared:
     return _linked(prepared, Mapped.of(weight_map, reference, candidate), reference)
 
 
-def _loaded(prepared: Prepared) -> Prepared:
-    """Pairs the parameters by their values; what values leave open is told apart by the first batch's gradients."""
+def _loaded(prepared: Prepared, grads: bool) -> Prepared:
+    """Pairs the parameters by their values; what values leave open is told apart by the first batch's gradients.
+
+    Without gradients by names alone.
+    """
     reference, candidate = prepared.sides.own
     matched = match_values(reference, candidate)
-    if matched.open:
+    if matched.open and grads:
         matched = _settled(prepared, matched, reference)
     link = converted(matched.link, reference, candidate)
     notes = link.notes if isinstance(link, Converted) else ()

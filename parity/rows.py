@@ -13,6 +13,12 @@ from .compare import Structure, different, misplaced, non_finite, not_a_number, 
 from .result import Row
 from .runs import Arrays, is_float
 
+#: How many names a sentence has.
+MOST_NAMED = 4
+#: What is said of a tensor that is no number in float64, whatever the two sides agree on.
+NO_NUMBER = "are NaN on both sides"
+NOTHING_FINITE = "no element is finite, so that nothing was compared"
+
 
 @dataclass(frozen=True)
 class Batches:
@@ -69,10 +75,10 @@ class RowMaker:
             measured, verdict = np.inf, "FAIL"
             derivation = f"NaN and infinity must stand in the same places, they do not at {wrong} elements"
         elif bound.value < np.inf and left_out == total:
-            verdict, derivation = "VACUOUS", "no element is finite, so that nothing was compared"
+            verdict, derivation = "VACUOUS", NOTHING_FINITE
         elif stage == "float64" and batches.kind == "gradient" and (nan := sum(map(not_a_number, values))):
             # a mask may hold infinities; a gradient that is no number trains nothing, whatever the two agree on
-            verdict, derivation = "VACUOUS", f"{nan} of {total} elements are NaN on both sides, where nothing compares"
+            verdict, derivation = "VACUOUS", f"{nan} of {total} elements {NO_NUMBER}, where nothing compares"
         elif not measured <= bound.value:
             verdict = "FAIL"
         elif bound.value >= cap:
@@ -121,6 +127,12 @@ class RowMaker:
             )
             for problem in batches.problems()
         ]
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def label_of(kind: str, name: str) -> str:

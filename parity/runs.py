@@ -213,6 +213,11 @@ def is_mask(array: np.ndarray) -> bool:
     return not is_float(array) and set(np.unique(array)) <= {0, 1}
 
 
+def is_additive_mask(array: np.ndarray) -> bool:
+    """Floats of which some are zero and all others so far below that nothing is left of what they are added to."""
+    return is_float(array) and bool((array == 0).any() and array.min() < 0) and bool((array[array != 0] <= -1e4).all())
+
+
 def is_state(name: str) -> bool:
     """Whether an output is state that the run changed, and nothing that the side returned."""
     return name.startswith("state ")

@@ -58,6 +58,7 @@ class Stages:
     in_model: bool = True
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()  # what a PASS has to say beside it
     unable: tuple[str, ...] = ()
     adaptive: bool = False
     tables: tuple[str, ...] = ()

@@ -1,12 +1,23 @@
-"""`thorough`: the float64 question again on inputs and parameters that show what ordinary ones hide."""
+"""`thorough`: the float64 question again on inputs and parameters that show what ordinary ones hide.
+
+And on zeros whether a working precision leaves its range where float64 does not: an eps of 1e-8 is zero in float16, and
+a norm of zeros then 0 / 0.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from . import alike
+from .bounds import Bound
+from .compare import not_a_number
+from .derivative import DERIVATIVE
 from .errors import ParityUsageError
 from .kinds import kinds_of
 from .result import Row
+from .rows import NO_NUMBER, NOTHING_FINITE, Batches
+from .sides import rounded
 from .stages import Stages
 from .ties import without_ties
 from .variants import Variant, variants
@@ -19,10 +30,25 @@ def thorough_rows(stages: Stages) -> list[Row]:
         stages.progress(f"float64: {variant.name}")
         try:
             found = _judged(stages, variant)
+            if variant.zeros and not any(row.verdict == "FAIL" for row in found):
+                found += _out_of_range(stages, variant)
         except ParityUsageError as error:
             found = [_refused(stages, variant, error)]
         rows += [replace(row, name=f"{row.name}, {variant.name}", group=variant.name) for row in found]
     return rows
+
+
+def wrong_alike(rows: Sequence[Row]) -> Iterator[str]:
+    """What both sides may be wrong in alike, in words: gradients that are no derivative, and what is no number."""
+    quotients = [row for row in rows if row.group == DERIVATIVE and row.verdict == "ABSTAIN"]
+    if quotients:
+        whose = "neither side" if len(quotients) > 1 else "one side only"
+        yield f"on {whose} the gradient is the derivative: {quotients[0].derivation}"
+    said = NO_NUMBER, NOTHING_FINITE
+    numbers = [row for row in rows if row.verdict == "ABSTAIN" and any(each in row.derivation for each in said)]
+    if numbers:
+        more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+        yield f"{numbers[0].name}{more}: {numbers[0].derivation}"
 
 
 def _judged(stages: Stages, variant: Variant) -> list[Row]:
@@ -36,7 +62,35 @@ def _judged(stages: Stages, variant: Variant) -> list[Row]:
         zero, one_sided = stages.judge.zero_gradients(gradients, coarse)
         rows += one_sided + stages.judge.same_function(gradients, coarse, zero)
     rows = without_ties(rows, exact, stages.sides, variant.weights, [variant.batch], stages.options.seed)
+    rows = [_without_numbers(row, outputs) for row in rows]
     return [replace(row, verdict="ABSTAIN") if row.verdict == "VACUOUS" else row for row in rows]
+
+
+def _without_numbers(row: Row, outputs: Batches) -> Row:
+    """An output that holds NaN on both sides has not been compared there; gradients are told by the judge."""
+    if row.verdict == "FAIL" or row.name not in outputs.reference[0]:
+        return row
+    values = outputs.reference[0][row.name]
+    nan = not_a_number(values) if values.dtype.kind == "f" else 0
+    said = f"{nan} of {values.size} elements {NO_NUMBER}, where nothing compares"
+    return replace(row, verdict="ABSTAIN", derivation=said) if nan else row
+
+
+def _out_of_range(stages: Stages, variant: Variant) -> Iterator[Row]:
+    """Outputs and gradients that are no numbers at a working precision, in float64 being finite and in range."""
+    for precision in stages.options.precisions:
+        weights, batch = rounded(variant.weights, precision), rounded(variant.batch, precision)
+        exact, low = (stages.sides.run(weights, [batch], each) for each in ("float64", precision))
+        for truth, value in zip(kinds_of(exact), kinds_of(low), strict=True):
+            for name in value.names():
+                if name not in truth.reference[0] or name not in truth.candidate[0]:
+                    continue
+                truths = [[side[0][name]] for side in (truth.reference, truth.candidate)]
+                values = [[side[0][name]] for side in (value.reference, value.candidate)]
+                row = stages.judge.row(value, name, precision, 0.0, Bound(0.0, ""), values[1], truths[0])
+                row = alike.in_range(replace(row, verdict="PASS"), values, truths, precision)
+                if row.verdict == "FAIL" and (stages.options.grads or value.kind != "gradient"):
+                    yield row
 
 
 def _refused(stages: Stages, variant: Variant, error: ParityUsageError) -> Row:

@@ -172,7 +172,7 @@ def _values(runs: Sequence[Run], name: str) -> np.ndarray:
 
 
 def _moved(arrays: Arrays, seed: Sequence[int], precision: str) -> dict[str, np.ndarray]:
-    """Floats in a precision, off by FLOAT64_SLACK roundings up or down; zeros by as much of the tensor's size, or of 1.
+    """Floats in a precision, off by up to FLOAT64_SLACK roundings; zeros by as much of the tensor's size, or of 1.
 
     What is exactly tied because it is zero is so for any relative change.
     """
@@ -183,6 +183,7 @@ def _moved(arrays: Arrays, seed: Sequence[int], precision: str) -> dict[str, np.
         moved[name] = array
         if is_float(array):
             size = float(np.abs(array[np.isfinite(array)]).max(initial=0)) or 1.0
-            signs = step * generator.choice([-1.0, 1.0], array.shape)
+            # of many sizes: what is tied between many would stay tied among those that go the same way
+            signs = step * generator.choice([-1.0, 1.0], array.shape) * generator.uniform(0.5, 1.0, array.shape)
             moved[name] = np.where(array == 0, size * signs, array * (1 + signs)).astype(precision)
     return moved

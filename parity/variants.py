@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .runs import Arrays, is_float, is_mask
+from .runs import Arrays, is_additive_mask, is_float, is_mask
 
 
 class Variant(NamedTuple):
@@ -16,18 +16,22 @@ class Variant(NamedTuple):
     name: str
     weights: Arrays
     batch: Arrays
+    zeros: bool = False  # whether whole tensors of the inputs are zero
 
 
 def variants(weights: Arrays, batch: Arrays, seed: int) -> Iterator[Variant]:
     """Every change that these weights and inputs allow; float32 numbers all of them."""
     for name, change in FLOATS.items():
-        if any(map(is_float, batch.values())):
+        if any(map(_is_value, batch.values())):
             generator = np.random.Generator(np.random.PCG64([seed, len(name)]))
             changed = {key: _changed(array, change, generator) for key, array in batch.items()}
-            yield Variant(f"inputs {name}", weights, changed)
+            yield Variant(f"inputs {name}", weights, changed, zeros=name == ZERO)
     for key, array in batch.items():
-        if array.ndim > 1 and array.shape[0] > 1 and is_mask(array):
-            yield Variant(f"last row of {key} all zero", weights, {**batch, key: _without_last_row(array)})
+        if array.ndim > 1 and (is_mask(array) or is_additive_mask(array)):
+            closed = "all zero" if is_mask(array) else f"all {array.min():.3g}"
+            row = "last row" if array.shape[0] > 1 else "all"
+            name = f"{row} of {key} {closed}" if row != "all" else f"{key} {closed}"
+            yield Variant(name, weights, {**batch, key: _without_last_row(array)})
     if (length := _length(batch)) is not None:
         yield Variant("shorter sequences", weights, _resized(batch, length, max(1, length // 2)))
         yield Variant("longer sequences", weights, _resized(batch, length, length + length // 2))
@@ -36,13 +40,16 @@ def variants(weights: Arrays, batch: Arrays, seed: int) -> Iterator[Variant]:
         yield Variant("parameters of zeros or ones randomised", {**weights, **_randomised(constant, seed)}, batch)
 
 
+#: The change after which nothing but zeros is given.
+ZERO = "all zero"
+
 #: Changes of float inputs: size, offset, zeros, ties, the corners of activations and clips.
 FLOATS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
     "x 1e-3": lambda array, generator: array * 1e-3,
     "x 1e3": lambda array, generator: array * 1e3,
     "+ 1e3": lambda array, generator: array + 1e3,
     "with a third of zeros": lambda array, generator: array * (generator.random(array.shape) > 1 / 3),
-    "all zero": lambda array, generator: np.zeros_like(array),
+    ZERO: lambda array, generator: np.zeros_like(array),
     "rounded to halves, so that many are equal": lambda array, generator: np.round(2 * array) / 2,
     "of 0, 1, -1, 3, -3, 6": lambda array, generator: generator.choice([0.0, 1.0, -1.0, 3.0, -3.0, 6.0], array.shape),
 }
@@ -51,12 +58,18 @@ FLOATS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
 def _changed(
     array: np.ndarray, change: Callable[[np.ndarray, np.random.Generator], np.ndarray], generator: np.random.Generator
 ) -> np.ndarray:
-    return np.asarray(change(array, generator), np.float32) if is_float(array) else array
+    return np.asarray(change(array, generator), np.float32) if _is_value(array) else array
+
+
+def _is_value(array: np.ndarray) -> bool:
+    """Numbers that a model computes with, and no mask that is added to others."""
+    return is_float(array) and not is_additive_mask(array)
 
 
 def _without_last_row(array: np.ndarray) -> np.ndarray:
+    """A mask that lets nothing of the last row through: zero where ones do, what is least where it is added."""
     changed = array.copy()
-    changed[-1] = 0
+    changed[-1] = array.min() if is_float(array) else 0
     return changed
 
 

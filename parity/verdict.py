@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -17,14 +17,13 @@ from .options import Options
 from .pair import Pair
 from .preparation import prepare, unpaired_rows
 from .result import Result, Row
+from .rows import some
 from .same_function import Judged, first_of, is_misfit, narrow_on_both, same_function
 from .stages import Progress, Stages
-from .thorough import thorough_rows
+from .thorough import thorough_rows, wrong_alike
+from .ties import is_tied
 from .without_float64 import borrowed_precision, look_inside, twin_precision, without_float64
 from .work import FORWARD_BACKWARD, Work
-
-#: Weights of each side that a reason names.
-MOST_NAMED = 4
 
 
 def check(
@@ -141,9 +140,13 @@ def _thorough(stages: Stages, judged: Judged) -> None:
     found = [*(stages.derivatives() if stages.options.grads else ()), *thorough_rows(stages)]
     judged.rows += found
     failed = first_of(found, "FAIL")
+    tied = next((row for row in found if is_tied(row)), None)
+    stages.beside += tuple(wrong_alike(found))
     if failed is not None:
-        what = f"{failed.name} differs in float64: {failed.measured:.2g}, bound {failed.bound:.2g}"
+        what = f"{failed.name} differs in {failed.stage}: {failed.measured:.2g}, bound {failed.bound:.2g}"
         judged.judge("FAIL", "different", f"the same on the pair's own inputs, but {what}: {failed.derivation}")
+    elif tied is not None:
+        judged.judge("ABSTAIN", None, f"the same on the pair's own inputs, but {tied.name}: {tied.derivation}")
 
 
 def _trainings(stages: Stages, judged: Judged) -> None:
@@ -170,18 +173,13 @@ def _unpaired(stages: Stages, judged: Judged) -> None:
     if not stages.options.grads or not unpaired:
         return
     sides = zip(stages.sides.labels, stages.prepared.unpaired, strict=True)
-    alone = [f"{label}'s {_some(names)}" for label, names in sides if names]
+    alone = [f"{label}'s {some(names)}" for label, names in sides if names]
     what = f"weights that only one side has, by value: {' and '.join(alone)}"
     if judged.passes:
         advice = "give a WeightMap, or one dict to both"
         judged.judge("ABSTAIN", judged.rung, f"all that can be compared agrees, but there are {what}; {advice}")
     else:
         judged.reason = f"{what}; {judged.reason}"  # the likely cause of all else
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 #: What comes after the first question, in this order; each sees what was judged before.
@@ -191,6 +189,8 @@ LATER: tuple[Callable[[Stages, Judged], None], ...] = (_precisions, _inside, _th
 def _left_out(stages: Stages, judged: Judged) -> None:
     """A PASS of less than was asked for says so where it is read; of a precision that does not run every verdict."""
     left_out = [f"; left out: {each}" for each in stages.unable]
+    if judged.passes:
+        left_out += [f"; {each}" for each in stages.beside]
     if judged.passes and stages.left_out:
         left_out.append(f"; left out, the budget being over: {', '.join(stages.left_out)}")
     if left_out:

@@ -412,3 +412,48 @@ def test_tensors_are_parameters_of_a_jax_function_too() -> None:
 def test_numbers_in_a_list_are_no_array_and_refused(inputs: Any) -> None:
     with pytest.raises(ParityUsageError, match=r"inputs: arrays, got a list of numbers for '(0|x)'; write np.asarray"):
         check(Pair("lists", torch.nn.Identity(), torch.nn.Identity(), inputs=inputs), SHORT)
+
+
+def test_without_gradients_a_model_that_has_none_is_compared():
+    def loop(x):
+        return jax.lax.while_loop(lambda state: state[0] < 3, lambda state: (state[0] + 1, jnp.tanh(state[1])), (0, x))[
+            1
+        ]
+
+    def thrice(x):
+        return torch.tanh(torch.tanh(torch.tanh(x)))
+
+    x = np.random.Generator(np.random.PCG64(9)).normal(size=(4, 5)).astype(np.float32)
+    pair = Pair("loop", Jax(loop), Torch(thrice), inputs=(x,))
+    for points in (False, True):
+        assert check(pair, grads=False, points=points).verdict == "PASS"
+    wrong = Pair("loop", Jax(loop), Torch(lambda x: 1.001 * thrice(x)), inputs=(x,))
+    assert check(wrong, grads=False).verdict == "FAIL"
+    with pytest.raises(ParityUsageError, match=r"Reverse-mode differentiation .*; its outputs alone run: grads=False$"):
+        check(pair)
+
+
+def test_without_gradients_none_is_taken():
+    """Of neither side, whatever holds the weights."""
+
+    class Never(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x * 2.0
+
+        @staticmethod
+        def backward(context, gradient):
+            raise AssertionError("a gradient was taken")
+
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(5, 3))
+
+        def forward(self, x):
+            return Never.apply(x @ self.w)
+
+    x = np.random.Generator(np.random.PCG64(9)).normal(size=(4, 5)).astype(np.float32)
+    weights = {"w": np.ones((5, 3), np.float32)}
+    pair = Pair("never", Torch(Module()), Jax(lambda p, x: 2 * (x @ p["w"]), weights), inputs=(x,))
+    assert check(pair, grads=False, steps=0, thorough=True, points=True, flops=False).verdict == "PASS"

@@ -19,6 +19,7 @@ import jaxcore.attention
 import jaxcore.norm
 import jaxcore.rope
 import jaxcore.transformer
+import parity
 import torchref
 import torchref.attention
 import torchref.norm
@@ -688,3 +689,27 @@ def test_frames_of_frameworks_are_not_the_models():
     assert not any(
         map(is_user_code, (jax.__file__, torch.__file__, nnx.__file__, "<string>", find_islands.__code__.co_filename))
     )
+
+
+def test_two_casts_of_one_function_are_two_islands_and_their_backward_casts_none():
+    def of_torch(x):
+        wide = x.float()
+        x = (wide / wide.norm(dim=-1, keepdim=True)).to(x.dtype)
+        return torch.softmax((torch.tanh(x) * 3).float(), -1).to(x.dtype)
+
+    def of_jax(x):
+        wide = x.astype(jnp.float32)
+        x = (wide / jnp.linalg.norm(wide, axis=-1, keepdims=True)).astype(x.dtype)
+        return jax.nn.softmax((jnp.tanh(x) * 3).astype(jnp.float32), -1).astype(x.dtype)
+
+    def plain(x):
+        return jax.nn.softmax(jnp.tanh(x / jnp.linalg.norm(x, axis=-1, keepdims=True)) * 3, -1)
+
+    x = np.random.Generator(np.random.PCG64(9)).normal(size=(4, 16)).astype(np.float32)
+    for candidate in (parity.Torch(of_torch), parity.Jax(of_jax, label="candidate")):
+        pair = parity.Pair("casts", parity.Jax(plain), candidate, inputs=(x,))
+        result = parity.check(pair, precisions=())
+        assert (result.verdict, result.rung) == ("PASS", "float32-island")
+        lines = [int(island.source.partition(":")[2]) for island in result.islands]
+        assert len(lines) == 2
+        assert lines[1] == lines[0] + 2

@@ -333,3 +333,11 @@ def test_an_island_is_judged_with_its_float32_widened() -> None:
     assert (found.verdict, found.rung) == ("PASS", "float32-island")
     kinds = {each.outcome for each in found.planted if "off by" in each.kind}
     assert kinds == {KILLED}
+
+
+def test_a_check_of_a_function_without_effect_is_vacuous():
+    """Nothing is replaced here: whatever weights it gets, the output is zero."""
+    x = np.random.Generator(np.random.PCG64(9)).normal(size=(4, 5)).astype(np.float32)
+    pair = parity.Pair("zero", parity.Torch(lambda x: 0.0 * x), parity.Jax(lambda x: 0.0 * x), inputs=(x,))
+    result = parity.check(pair, mutate=True, grads=False)
+    assert result.verdict == "VACUOUS"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -122,3 +123,122 @@ def test_a_side_that_cannot_run_on_an_input_is_told_and_the_rest_is_judged() -> 
     (refused,) = [row for row in result.rows if row.name.startswith("not run")]
     assert (refused.verdict, refused.group) == ("ABSTAIN", "longer sequences")
     assert "too long" in refused.derivation
+
+
+# what a check that passes on its own inputs has to say all the same
+
+
+def thorough(reference, candidate, **changes):
+    given = (np.random.Generator(np.random.PCG64(9)).normal(size=(4, 16)).astype(np.float32),)
+    changes = {"thorough": True, "steps": 0, "flops": False, "precisions": ()} | changes
+    return check(Pair("x", Torch(reference), Jax(candidate), inputs=given), **changes)
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate"),
+    [
+        (lambda x: torch.where(x == 0, 1.0, x), lambda x: x),
+        (torch.sign, lambda x: jnp.where(x >= 0, 1.0, -1.0)),
+        (lambda x: torch.topk(x, 3).indices, lambda x: jax.lax.top_k(-x[:, ::-1], 3)[1] * 0 + jax.lax.top_k(x, 3)[1]),
+    ],
+    ids=["another value at zero", "sign", "top-k"],
+)
+def test_a_tie_that_turns_out_otherwise_is_no_pass(reference, candidate):
+    result = thorough(reference, candidate)
+    assert (result.verdict, result.rung) == ("ABSTAIN", None)
+    assert re.match(
+        r"the same on the pair's own inputs, but output, inputs .*: \d+ elements differ, all as good as tied",
+        (result.reason),
+    )
+    assert result.exit_status == 3
+
+
+def test_a_gradient_that_is_no_number_on_both_sides_is_said():
+    result = thorough(lambda x: (x * x).sum(-1).sqrt(), lambda x: jnp.sqrt((x * x).sum(-1)))
+    assert result.verdict == "PASS"
+    assert "gradient input 0, inputs all zero: no element is finite" in result.reason
+
+
+def test_an_output_that_is_no_number_on_both_sides_is_said():
+    result = thorough(lambda x: x / (x * x).sum(-1, keepdim=True), lambda x: x / (x * x).sum(-1, keepdims=True))
+    assert "output, inputs all zero" in result.reason
+    right = thorough(lambda x: x / (1 + x * x), lambda x: x / (1 + x * x))
+    assert (right.verdict, right.reason) == ("PASS", "")
+
+
+class Steep(torch.autograd.Function):
+    """A square whose gradient is a quarter too large."""
+
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(context, gradient):
+        return 2.5 * gradient * context.saved_tensors[0]
+
+
+@jax.custom_vjp
+def steep(x):
+    return x * x
+
+
+steep.defvjp(lambda x: (x * x, x), lambda x, gradient: (2.5 * gradient * x,))
+
+
+def test_a_gradient_that_is_wrong_alike_is_said():
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.full((16,), 1.5))
+
+        def forward(self, x):
+            return Steep.apply(self.w) * x
+
+    x = np.random.Generator(np.random.PCG64(9)).normal(size=(4, 16)).astype(np.float32)
+    weights = {"w": np.full(16, 1.5, np.float32)}
+    pair = Pair("steep", Torch(Module()), Jax(lambda p, x: steep(p["w"]) * x, weights), inputs=(x,))
+    result = check(pair, thorough=True, steps=0, flops=False, precisions=())
+    assert result.verdict == "PASS"
+    assert "on neither side the gradient is the derivative: gradient" in result.reason
+
+
+def scaled(eps, sqrt):
+    def run(x):
+        return x / sqrt((x * x).mean(-1, keepdims=True) + eps)
+
+    return run
+
+
+def test_an_eps_that_is_zero_in_float16_is_found_on_zeros_although_the_two_agree():
+    result = thorough(scaled(1e-8, torch.sqrt), scaled(1e-8, jnp.sqrt), precisions=("float16",))
+    assert result.verdict == "FAIL"
+    assert (
+        "output, inputs all zero differs in float16: inf, bound 0: both sides are wrong alike: 64 of 64"
+        in result.reason
+    )
+    assert thorough(scaled(1e-8, torch.sqrt), scaled(1e-8, jnp.sqrt), precisions=("bfloat16",)).verdict == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("mask", "name"),
+    [
+        (np.array([[1, 1, 0, 0]]), "mask all zero"),
+        (np.array([[1, 1, 0, 0], [1, 1, 1, 0]]), "last row of mask all zero"),
+        (np.array([[0, 0, -np.inf], [0, -np.inf, 0]], np.float32), "last row of mask all -inf"),
+        (np.array([[0, -1e9, 0]], np.float32), "mask all -1e+09"),
+    ],
+)
+def test_masks_of_every_kind_are_closed(mask, name):
+    closed = next(each for each in variants({}, {"mask": mask}, 0) if "mask" in each.name)
+    assert closed.name == name
+    assert set(np.unique(closed.batch["mask"][-1])) == {mask.min()}
+    assert not [each.name for each in variants({}, {"mask": mask}, 0) if each.name.startswith("inputs")]
+
+
+@pytest.mark.parametrize("array", [np.array([[0.0, -0.5]]), np.array([[0.0, 0.0]]), np.array([[-1e9, 1.0]])])
+def test_ordinary_numbers_are_no_mask(array):
+    assert not [
+        each for each in variants({}, {"x": array.astype(np.float32)}, 0) if each.name.startswith(("x ", "last"))
+    ]
