@@ -65,6 +65,7 @@ class Stages:
     instead: str = ""
     by_twins: bool = False
     is_steady: bool = field(default=False, init=False)
+    repeats: bool = field(default=True, init=False)  # whether two runs of a side give the same bits
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict(SHAPES))
     exact: tuple[list[Run], list[Run]] = field(default=([], []), init=False)
     low: list[Run] = field(default_factory=list, init=False)
@@ -224,7 +225,8 @@ class Stages:
             one_sided = [row for row in one_sided if row.verdict != "VACUOUS"]
         if self.options.grads:
             rows += one_sided + self.judge.same_function(gradients, [run.derivatives for run in low], self.zero)
-        return without_ties(rows, self.exact, self.sides, weights, self.pooled, self.options.seed)
+        given = rows, self.exact, self.sides, weights, self.pooled, self.options.seed
+        return without_ties(*given, choices_alone=not self.repeats)
 
     def _agreeing_in_names(self, weights: Arrays) -> tuple[list[Run], list[Run]]:
         """The float64 runs; outputs that one side gives by position alone get the other side's names."""
@@ -262,7 +264,7 @@ class Stages:
             refuse_chance(label, by_chance(first, second, precision) or choices_by_chance(first, second), dropout)
             if self.seen or all_same_bits(([first], [second])):
                 continue
-            self.bitwise = False
+            self.bitwise = self.repeats = False
             beyond = self._beyond_rounding(first, second, low[0]) if low else {}
             if beyond and not self.islands():  # float32 inside may add up in another order, which float64 has to bear
                 refuse_chance(label, beyond, dropout)

@@ -55,14 +55,17 @@ def without_ties(
     batches: Sequence[Arrays],
     seed: int,
     precision: str = "float64",
+    choices_alone: bool = False,
 ) -> list[Row]:
     """The rows of a float64 stage; ABSTAIN where every element that differs is tied, and counted.
 
     PASS where roundings of weights and inputs move the reference as far. Or of a stage in float32 where there is no
-    float64: `exact` are the runs of that.
+    float64: `exact` are the runs of that. `choices_alone`: floats stay as they are, for a side that gives other bits in
+    every run would wander from a twin to the other side by itself.
     """
     failed = {row.name: row for row in rows if row.verdict == "FAIL" and row.compared}
     gaps = {name: gap for name, row in failed.items() for gap in _gaps(row, exact)}
+    gaps = {name: gap for name, gap in gaps.items() if gap.chosen or not choices_alone}
     outputs = [gap for name, gap in gaps.items() if name in exact[0][0].outputs]
     conditioned = [name for name in gaps if failed[name].measured < FORMATS[precision].half_of_digits]
     if not outputs and not conditioned:
