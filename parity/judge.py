@@ -34,6 +34,7 @@ from .compare import (
     rms,
 )
 from .formats import FORMATS
+from .parallel import side_by_side
 from .result import Row
 from .rows import Batches, RowMaker
 from .runs import INPUT, Arrays
@@ -56,10 +57,8 @@ class Judge(RowMaker):
 
     def same_function(self, exact: Batches, low: Sequence[Arrays], zero: frozenset[str] = frozenset()) -> list[Row]:
         """float64 against float64, the reference's own float32 error setting the scale (bounds.float64_bound)."""
-        rows = self.broken(exact, "float64")
-        for name in exact.names():
-            if name in zero:
-                continue
+
+        def judged(name: str) -> Row:
             truth = [batch[name] for batch in exact.reference]
             other = [batch[name] for batch in exact.candidate]
             coarse = [batch[name] for batch in low]
@@ -67,8 +66,10 @@ class Judge(RowMaker):
             if any(misplaced(a, b) for a, b in zip(coarse, truth, strict=True)):
                 # float32 has left its range and cannot be the scale
                 bound = max(bound, path_floor("float64", self.roundings), key=lambda each: each.value)
-            rows.append(self.row(exact, name, "float64", relative(other, truth), bound, other))
-        return rows + self.choices(exact, "float64")
+            return self.row(exact, name, "float64", relative(other, truth), bound, other)
+
+        names = [name for name in exact.names() if name not in zero]
+        return [*self.broken(exact, "float64"), *side_by_side(judged, names), *self.choices(exact, "float64")]
 
     def in_range(self, given: Arrays, narrow: Arrays, precision: str) -> list[Row]:
         """Weights that a precision cannot hold: both sides would compute with infinities, and agree."""
@@ -97,11 +98,16 @@ class Judge(RowMaker):
         zero: set[str] = set()
         vanished = 0
         rows = []
-        for name in exact.names():
+        names = [*exact.names()]
+
+        def measured(name: str) -> tuple[float, list[float]]:
+            """The reference's noise in float32, and both sides' sizes."""
             sides = [[batch[name] for batch in side] for side in (exact.reference, exact.candidate)]
             noise = pooled([distance(a[name], b) for a, b in zip(low, sides[0], strict=True)])
+            return noise, [pooled([rms(array) for array in side]) for side in sides]
+
+        for name, (noise, norms) in zip(names, side_by_side(measured, names), strict=True):
             bound = zero_bound(noise)
-            norms = [pooled([rms(array) for array in side]) for side in sides]
             vanishes = [norm <= bound.value for norm in norms]
             if all(vanishes):
                 vanished += not name.startswith(INPUT)
@@ -111,9 +117,10 @@ class Judge(RowMaker):
                 # a constraint that only one of them obeys, or a gradient that one of them stops
                 without, having = self.labels if vanishes[0] else self.labels[::-1]
                 bound = Bound(bound.value, f"{without}'s is zero and {having}'s is not; {bound.derivation}")
-                rows.append(self.row(exact, name, "float64", max(norms), bound, sides[1]))
+                theirs = [batch[name] for batch in exact.candidate]
+                rows.append(self.row(exact, name, "float64", max(norms), bound, theirs))
         if vanished and vanished == sum(not name.startswith(INPUT) for name in exact.reference[0]):
-            first = next(exact.names())
+            first = names[0]
             why = Bound(
                 0.0,
                 "every gradient is zero on both sides, so that the loss depends on no parameter, or the model runs "
@@ -141,16 +148,26 @@ class Judge(RowMaker):
         wrong on both sides (bounds.own_bound), as is what has left the range of the format (alike.in_range).
         """
         rows = self.broken(low, precision)
-        for name in low.names():
-            if name in zero or name not in exact.reference[0] or name not in exact.candidate[0]:
-                continue
+        names = [name for name in low.names() if name not in zero]
+        names = [name for name in names if name in exact.reference[0] and name in exact.candidate[0]]
+
+        def arrays(name: str) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
+            """Both sides' in float64, and in the precision."""
             truths = [[batch[name] for batch in side] for side in (exact.reference, exact.candidate)]
-            values = [[batch[name] for batch in side] for side in (low.reference, low.candidate)]
+            return truths, [[batch[name] for batch in side] for side in (low.reference, low.candidate)]
+
+        def measured(name: str) -> tuple[list[float], float, int]:
+            """Both sides' errors, that of rounding once, and how many are independent."""
+            truths, values = arrays(name)
             errors = [error_of(value, truth) for value, truth in zip(values, truths, strict=True)]
-            worse = int(errors[1] > errors[0])
+            better = 1 - int(errors[1] > errors[0])
             once = relative([nearest(array, values[0][0].dtype) for array in truths[0]], truths[0])
             # from the yardstick alone: one element that is wrong would excuse itself as a rare event
-            count = independent_errors(values[1 - worse], truths[1 - worse])
+            return errors, once, independent_errors(values[better], truths[better])
+
+        for name, (errors, once, count) in zip(names, side_by_side(measured, names), strict=True):
+            truths, values = arrays(name)
+            worse = int(errors[1] > errors[0])
             yardstick = max(errors[1 - worse], spread[1 - worse].get(name, 0.0))
             least = floor(name) if floor else path_floor(precision, self.roundings)
             lucky = not yardstick and least is NO_FLOOR

@@ -1,9 +1,9 @@
 """What a check keeps for later is put out of the memory that its runs need. Loads no framework.
 
 What a float64 run leaves behind (gradients, moments) is as large as the model twice over, and is looked at again only
-after other runs. It is written to a temporary file without a name, which goes with the last of its arrays, and
-mapped back read-only: its pages are the system's to take and to read again. Where no file can be written (a full disk,
-a read-only one) everything stays in memory.
+after other runs. While the next run begins, which for JAX means to compile, a thread writes it to a temporary file
+without a name, which goes with the last of its arrays, and maps it back read-only: its pages are the system's to take
+and to read again. Where no file can be written (a full disk, a read-only one) everything stays in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import mmap
 import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from threading import Lock
 from typing import IO
 from weakref import WeakSet
 
@@ -28,27 +30,47 @@ M_MMAP_THRESHOLD = -3  # malloc.h of glibc
 RETURNED_BYTES = 4 * 2**20
 
 _mapped: WeakSet[mmap.mmap] = WeakSet()
+_lock = Lock()
+_writer = ThreadPoolExecutor(1, "parity-shelf")
+_pending: list[Future[None]] = []
 
 
 def shelved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same arrays, bit for bit, read-only on disk where together they have LARGE bytes or more."""
+    """The same arrays, bit for bit, soon read-only on disk where together they have LARGE bytes or more.
+
+    The dict that is returned holds those in memory until they are written, and then those on disk.
+    """
     kept = dict(arrays)
-    if sum(array.nbytes for array in kept.values()) < LARGE:
-        return kept
+    if sum(array.nbytes for array in kept.values()) >= LARGE:
+        _pending[:] = [each for each in _pending if not each.done()]
+        _pending.append(_writer.submit(_shelve, kept))
+    return kept
+
+
+def settle() -> None:
+    """Waits until all that is to be written is."""
+    for each in [*_pending]:
+        each.result()
+
+
+def _shelve(kept: dict[str, np.ndarray]) -> None:
+    """Writes the arrays of a dict and puts those that are read from the file in their places."""
     with suppress(OSError), tempfile.TemporaryFile(prefix="parity-", buffering=0) as file:
         starts = {name: _write(file, array) for name, array in kept.items() if array.nbytes}
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        _mapped.add(mapped)
+        with _lock:
+            _mapped.add(mapped)
         for name, start in starts.items():
             array = kept[name]
             kept[name] = np.frombuffer(mapped, np.uint8, array.nbytes, start).view(array.dtype).reshape(array.shape)
-    return kept
 
 
 def leave_memory_to_runs() -> None:
     """Takes the pages of everything shelved out of this process; they are read again when they are looked at."""
     if hasattr(mmap, "MADV_DONTNEED"):
-        for mapped in _mapped:
+        with _lock:
+            found = [*_mapped]
+        for mapped in found:
             mapped.madvise(mmap.MADV_DONTNEED)
 
 

@@ -89,6 +89,8 @@ RUNGS = {
 PARTS = {"operation": "operations", "training": "curves", "final": "seeds"}
 #: Lines on what was not seen inside a model.
 MOST_UNSEEN = 4
+#: Reasons why points of one side have no partner.
+MOST_REASONS = 2
 
 
 def to_text(result: Result, width: int = 100) -> str:
@@ -230,8 +232,15 @@ def _beginnings(result: Result) -> Iterator[tuple[str, str]]:
     elif result.rung == "different" and (points := [row for row in result.rows if row.name.startswith("point ")]):
         yield f"all {len(points)} points of both sides agree, the last one {points[-1].name.removeprefix('point ')}", ""
     for role, side in zip(("reference", "candidate"), sides, strict=True):
-        if left := [each.name for each in result.unmatched if each.side == role]:
-            yield f"{len(left)} points of {side} have no partner on the other side: {_some(left)}", "dim"
+        reasons: dict[str, list[str]] = {}
+        for each in result.unmatched:
+            if each.side == role:
+                reasons.setdefault(each.reason, []).append(each.name)
+        for reason, lonely in [*reasons.items()][:MOST_REASONS]:
+            many = f"{len(lonely)} points" if len(lonely) > 1 else "1 point"
+            yield f"without a partner: {many} of {side}, {_some(lonely)}: {reason}", "dim"
+        if (more := sum(map(len, [*reasons.values()][MOST_REASONS:]))) > 0:
+            yield f"without a partner: {more} more of {side} (--json has them)", "dim"
     for line in result.unseen[:MOST_UNSEEN]:
         yield f"not seen: {line}", "dim"
     if (more := len(result.unseen) - MOST_UNSEEN) > 0:

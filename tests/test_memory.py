@@ -18,12 +18,19 @@ import torch
 import parity
 import parity.taps
 from parity import memory
-from parity.memory import LARGE, leave_memory_to_runs, shelved
+from parity.memory import LARGE, leave_memory_to_runs, settle
 
 RANDOM = np.random.Generator(np.random.PCG64(0))
 MANY = RANDOM.normal(size=LARGE // 8)
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def shelved(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What is kept once it is written."""
+    kept = memory.shelved(arrays)
+    settle()
+    return kept
 
 
 def resident() -> int:
@@ -93,6 +100,15 @@ def test_the_file_goes_with_the_last_array():
     del few
     gc.collect()
     assert open_files() == files
+
+
+def test_what_is_asked_for_before_it_is_written_is_there():
+    given = {str(number): RANDOM.normal(size=LARGE // 64) for number in range(32)}
+    kept = memory.shelved(given)
+    early = {name: array.copy() for name, array in kept.items()}
+    settle()
+    assert all(np.array_equal(early[name], array) for name, array in given.items())
+    assert all(np.array_equal(kept[name], array) and kept[name] is not array for name, array in given.items())
 
 
 @linux
