@@ -20,6 +20,8 @@ from .trees import rebuilt
 ROOT = "model"
 #: the source of a point that is what a module is given
 GIVEN = "input"
+#: stands for a value that is kept elsewhere
+NOTHING = np.zeros(0)
 #: between fingerprints of the same numbers that were computed, or are added up, in another order
 ROUNDING = 1e-12
 
@@ -79,6 +81,25 @@ class Capture:
     def get(self, name: str) -> Point | None:
         """The point of that name, or that an input of that name is; None where there is neither."""
         return self._by_name.get(name) or self._by_name.get(self.aliases.get(name, ""))
+
+    def hollow(self) -> tuple[Capture, dict[str, np.ndarray]]:
+        """The same without its values and gradients, and these, for `filled`."""
+        arrays: dict[str, np.ndarray] = {}
+        points = []
+        for k, point in enumerate(self.points):
+            arrays |= {f"{k} value": point.value} | (
+                {} if point.gradient is None else {f"{k} gradient": point.gradient}
+            )
+            points.append(replace(point, value=NOTHING, gradient=None))
+        return replace(self, points=tuple(points)), arrays
+
+    def filled(self, arrays: Mapping[str, np.ndarray]) -> Capture:
+        """A hollow one with its values and gradients again."""
+        points = (
+            replace(point, value=arrays[f"{k} value"], gradient=arrays.get(f"{k} gradient"))
+            for k, point in enumerate(self.points)
+        )
+        return replace(self, points=tuple(points))
 
     @property
     def names(self) -> Collection[str]:

@@ -23,6 +23,7 @@ from .errors import ParityUsageError
 from .findings import BORN, INHERITED, UNKNOWN, Finding, Unmatched
 from .formats import FORMATS
 from .layouts import Layout, layouts
+from .memory import settle, shelved
 from .pairing import PointPair, pair_points
 from .point_names import site
 from .result import Row
@@ -162,9 +163,15 @@ def real_gradient(point: Point) -> np.ndarray | None:
 
 
 def captured(sides: Sides, weights: Arrays, batch: Arrays, precision: str = "float64") -> list[Seen]:
-    """A run of one batch on each side, seen inside."""
-    seen = [sides.capture(runner, weights, batch, precision) for runner in (sides.reference, sides.candidate)]
-    return [(outputs, capture.distinct([*batch.values()])) for outputs, capture in seen]
+    """A run of one batch on each side, seen inside; the reference's values are out of memory while the other runs."""
+    first, capture = sides.capture(sides.reference, weights, batch, precision)
+    hollow, arrays = capture.hollow()
+    del capture
+    arrays = shelved(arrays)
+    second, candidate = sides.capture(sides.candidate, weights, batch, precision)
+    settle()
+    reference = hollow.filled(arrays)
+    return [(outputs, each.distinct([*batch.values()])) for outputs, each in ((first, reference), (second, candidate))]
 
 
 def _blind(labels: Sequence[str], seen: Sequence[Capture]) -> list[str]:

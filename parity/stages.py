@@ -215,6 +215,8 @@ class Stages:
         self.progress("float64: outputs and gradients")
         weights = self.weights
         self.exact = self._agreeing_in_names(weights)
+        if self.options.points:  # the runs that are seen inside need the most memory: before there is more to keep
+            self.steady(self.exact)
         low = self.sides.reference_run(weights, self.pooled, "float32")
         self.steady(self.exact, low=low)
         self.low = [] if self.optimizes else low  # steps come first, and need the memory
