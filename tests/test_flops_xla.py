@@ -124,6 +124,24 @@ def test_a_whole_preset_is_reconciled_within_the_rounding_of_xlas_sum(name):
         assert each.rounding < each.total / 1000
 
 
+PUBLISHED = [name for name in PRESETS if not name.startswith("tiny")]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_more_than_95_percent_of_a_published_models_flops_are_matmuls(name):
+    """The lecture's claim, by XLA's count of everything; of a small model it does not hold."""
+    found = whole_at_two_depths(PRESETS[name], 512)
+    for each in found.values():
+        assert each.parts[hlo.MATMULS] / each.total > 0.95
+    small = xla_flops(PRESETS["tiny-bert"], 1, 16)[0]["forward"]
+    assert small.parts[hlo.MATMULS] / small.total < 0.9
+
+
+def whole_at_two_depths(config, seq):
+    one, two = (xla_flops(replace(config, num_layers=depth), 1, seq)[0] for depth in (1, 2))
+    return {each: extended(one[each], two[each], config.num_layers) for each in one}
+
+
 def test_an_instruction_too_few_is_no_explanation(monkeypatch):
     """The planted fault: comparisons cost nothing."""
     for name in ("compare", "select"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import asdict, replace
 
@@ -9,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import peak
 import pytest
 import torch
 import torch.nn.functional as F
@@ -229,3 +233,58 @@ def test_the_hooks_see_every_storage_once():
     """The oracle itself: a product keeps both operands, the same tensor twice is kept once."""
     module, x = torch.nn.Linear(4, 4, bias=False), torch.ones(2, 4, requires_grad=True)
     assert kept_by_torch(module, lambda: module(x).mul(module(x))).total() == 4 * 8 + 2 * 4 * 8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("kernel", "vocabulary"),
+    [
+        ("einsum", 512),
+        ("fused", 16384),
+        pytest.param("einsum", 16384, marks=pytest.mark.slow),
+        pytest.param("fused", 512, marks=pytest.mark.slow),
+    ],
+)
+def test_the_peak_of_a_real_step_is_the_formula_and_what_its_backward_pass_works_with(kernel, vocabulary):
+    """In a process of its own: what the system says that it holds, within 5%."""
+    config = peak.sized(kernel, vocabulary)
+    done = subprocess.run([sys.executable, peak.__file__, kernel, str(vocabulary)], check=True, capture_output=True)
+    sizes = {"config": config, "batch": peak.BATCH, "seq": peak.SEQ, "width": 4, "written_out": True}
+    kept = config.num_layers * sum(each.bytes for each in block_activations(**sizes))
+    kept += sum(each.bytes for each in outer_activations(**sizes))
+    held = sum(each.bytes for each in static(parameter_count(config), POLICIES["fp32"]))
+    # zeros that the gradient of the picked logarithms is scattered into, and the gradient of the logits
+    of_loss = 2 * 4 * peak.BATCH * peak.SEQ * config.vocab_size
+    # of the four elementwise results that GELU is written in
+    of_gelu = 4 * 4 * peak.BATCH * peak.SEQ * config.d_ff
+    measured = json.loads(done.stdout)
+    assert measured == pytest.approx(held + kept + of_loss + of_gelu, rel=0.05)
+    assert measured > 1.05 * (held + kept)  # the planted fault: without what the backward pass works with
+
+
+def test_a_compiled_step_of_jax_holds_the_formula_and_at_most_what_its_functions_are_made_of():
+    config = peak.sized("einsum", 512)
+    shapes = {name: jax.ShapeDtypeStruct(each.shape, jnp.float32) for name, each in parameter_table(config).items()}
+    optimizer = optax.adamw(1e-3)
+
+    def step(parameters, state, tokens):
+        def loss(parameters):
+            return jaxcore.cross_entropy(jaxcore.Transformer(config, parameters)(tokens)["logits"], tokens)
+
+        gradients = jax.grad(loss)(parameters)
+        moved, state = optimizer.update(gradients, state, parameters)
+        return optax.apply_updates(parameters, moved), state
+
+    tokens = jax.ShapeDtypeStruct((peak.BATCH, peak.SEQ), jnp.int32)
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(shapes, jax.eval_shape(optimizer.init, shapes), tokens)
+    found = compiled.compile().memory_analysis()
+    sizes = config, peak.BATCH, peak.SEQ, 4
+    kept = config.num_layers * sum(each.bytes for each in block_activations(*sizes))
+    kept += sum(each.bytes for each in outer_activations(*sizes)) + 4 * parameter_count(config)  # gradients
+    matrix = 4 * peak.BATCH * config.num_heads * peak.SEQ**2
+    hidden = 4 * peak.BATCH * peak.SEQ * config.d_ff
+    most = kept + config.num_layers * (BESIDE["attention"] * matrix + BESIDE["mlp"] * hidden)
+    assert kept < found.temp_size_in_bytes < most
+    states = 3 * 4 * parameter_count(config)  # weights and two moments, donated
+    assert found.argument_size_in_bytes == pytest.approx(states, rel=0.001)
+    assert found.alias_size_in_bytes == pytest.approx(states, rel=0.001)
