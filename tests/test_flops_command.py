@@ -103,7 +103,10 @@ def test_four_counts_are_equal_in_all_in_every_class_and_in_every_layer(name, va
     for classes in found.classes.values():
         assert all(set(counts) == set(EQUAL) and len(set(counts.values())) == 1 for counts in classes.values())
     config = PRESETS[name]
-    for each, layers in found.layers.items():
+    for each, methods in found.layers.items():
+        assert set(methods) == set(EQUAL)
+        assert len({tuple(layers) for layers in methods.values()}) == 1
+        layers = methods["torch"]
         assert len(layers) == config.num_layers
         outside = sum(found.classes[each].get(name, {"torch": 0})["torch"] for name in ("head", "pooler"))
         assert sum(layers) + outside == found.work.flops[each]["torch"]
@@ -118,15 +121,15 @@ def test_every_published_preset_at_full_depth(name, variant):
     config = PRESETS[name]
     found = counted(name, 1, min(config.max_seq_len, 512), **VARIANTS[variant])
     assert found.equal is True
-    assert len(found.layers["forward"]) == config.num_layers
+    assert len(found.layers["forward"]["einops"]) == config.num_layers
 
 
 def test_a_published_preset_at_full_depth():
     found = counted("gpt2-xl", 1, 1024)
     assert found.equal is True
     assert found.work.flops["forward_backward"]["torch"] == 10_520_110_694_400
-    assert len(set(found.layers["forward_backward"])) == 1
-    assert len(found.layers["forward_backward"]) == 48
+    assert len(set(found.layers["forward_backward"]["torch"])) == 1
+    assert len(found.layers["forward_backward"]["torch"]) == 48
     assert any("XLA's count of 48 layers is that of one" in note for note in found.work.notes)
 
 
@@ -148,6 +151,9 @@ def test_a_wrong_count_is_not_equal():
     classes["forward"]["up_proj"]["torch"] -= 2
     wrong = replace(found, classes=classes)
     assert (found.exit_status, wrong.equal, wrong.exit_status) == (0, False, 1)
+    layers = json.loads(json.dumps(found.layers))
+    layers["forward"]["einops"][1] += 2
+    assert replace(found, layers=layers).exit_status == 1
     flops = json.loads(json.dumps(found.work.flops))
     flops["forward_backward"]["jaxpr"] += 2
     assert replace(found, work=Work(flops)).exit_status == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ SCHEMA = 1
 PASSES = (FORWARD, FORWARD_BACKWARD)
 #: Pass -> class of matmul -> method -> FLOPs.
 Classes = Mapping[str, Mapping[str, Mapping[str, int]]]
+#: Pass -> method -> FLOPs of each layer.
+Layers = Mapping[str, Mapping[str, Sequence[int]]]
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Flops:
         work: every method's count of each pass; with recomputation these are hardware FLOPs.
         model: the counts without what is run again.
         classes: the same counts by class of matmul, from each method that can tell.
-        layers: pass -> FLOPs of each layer, by PyTorch's counter.
+        layers: pass -> method -> FLOPs of each layer, in order.
         laws: rules of thumb and what they come to.
         parameters: shared ones counted once; None where they are not known.
     """
@@ -39,15 +41,16 @@ class Flops:
     work: Work
     model: Mapping[str, int] = field(default_factory=dict)
     classes: Classes = field(default_factory=dict)
-    layers: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    layers: Layers = field(default_factory=dict)
     laws: Sequence[Law] = ()
     parameters: int | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool | None:
-        """Whether the counts are one integer, in all and in every class; None: there is nothing to compare."""
+        """Whether the counts are one integer, in all, in every class and layer; None: there is nothing to compare."""
         apart = any(len(set(counts.values())) > 1 for found in self.classes.values() for counts in found.values())
+        apart |= any(len({*map(tuple, found.values())}) > 1 for found in self.layers.values())
         return False if apart else self.work.equal
 
     @property
@@ -71,7 +74,9 @@ class Flops:
             "classes": {
                 each: {name: dict(counts) for name, counts in found.items()} for each, found in self.classes.items()
             },
-            "layers": {each: list(found) for each, found in self.layers.items()},
+            "layers": {
+                each: {method: list(counts) for method, counts in found.items()} for each, found in self.layers.items()
+            },
             "reconciled": {
                 method: {each: found.to_dict() for each, found in passes.items()}
                 for method, passes in self.work.reconciled.items()
@@ -107,6 +112,11 @@ def by_layer(placed: Placed) -> dict[str, list[int]]:
                 counts[int(number[1])] += flops
         found[each] = [counts[index] for index in sorted(counts)]
     return found
+
+
+def evenly(counts: Mapping[str, int], layers: int, outside: Collection[str]) -> list[int]:
+    """FLOPs of each layer where all layers are one and the same: what is of no class `outside`, in equal parts."""
+    return [sum(count for name, count in counts.items() if name not in outside) // layers] * layers
 
 
 def merge_classes(methods: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Classes:

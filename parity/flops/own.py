@@ -114,7 +114,8 @@ def _of_module(target: str, side: Torch, form: Form) -> Flops:
     flops = {each: {"torch": sum(found.values())} for each, found in placed.items()}
     places = {each: {place or ROOT: count for place, count in found.items()} for each, found in placed.items()}
     classes = merge_classes({"torch": places}) if placed else {}
-    return Flops(target, described(inputs), Work(flops, notes), {}, classes, by_layer(placed), parameters=parameters)
+    layers = {each: {"torch": found} for each, found in by_layer(placed).items() if found}
+    return Flops(target, described(inputs), Work(flops, notes), {}, classes, layers, parameters=parameters)
 
 
 def as_parameters(function: Callable[..., Any], form: Form) -> tuple[Jax, Form]:

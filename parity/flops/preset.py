@@ -13,9 +13,12 @@ from ..account.formula import matmul_flops, step_flops
 from ..account.laws import ATTENTION, laws, model_flops
 from ..errors import ParityUsageError
 from ..work import FORWARD, FORWARD_BACKWARD, SHOWN_ONLY, Reconciliation, Work
-from .counts import Flops, by_class, by_layer, merge_classes
+from .counts import Flops, by_class, by_layer, evenly, merge_classes
 
 Progress = Callable[[str], None]
+
+#: Classes that stand in no layer.
+OUTSIDE = ("head", "pooler")
 
 #: Layers up to which XLA's program is lowered whole: it takes a second for ten, and 40 s for the 126 of llama3-405b.
 MOST_LOWERED = 12
@@ -49,6 +52,15 @@ def preset_flops(name: str, config: ModelConfig, parameters: int, batch: int, se
         }
         for each in (FORWARD, FORWARD_BACKWARD)
     }
+    written = {method: by_layer(placed[method]) for method in ("einops", "torch")}
+    layers = {
+        each: {
+            # sizes are those of every layer, and so is the body of a scan
+            **{method: evenly(methods[method][each], config.num_layers, OUTSIDE) for method in ("formula", "jaxpr")},
+            **{method: found[each] for method, found in written.items()},
+        }
+        for each in (FORWARD, FORWARD_BACKWARD)
+    }
     words = [f"batch {batch} x {seq} tokens", f"attention {config.kernel}"]
     words += ["every block recomputed"] if config.recompute else []
     model = model_flops(config, batch, seq, unreached)
@@ -58,7 +70,7 @@ def preset_flops(name: str, config: ModelConfig, parameters: int, batch: int, se
         work=Work(flops, notes, {SHOWN_ONLY: lowered}),
         model=model,
         classes=merge_classes(methods),
-        layers=by_layer(placed["torch"]),
+        layers=layers,
         laws=laws(config, batch, seq, parameters, model[FORWARD_BACKWARD]),
         parameters=parameters,
     )

@@ -43,7 +43,8 @@ def _parts(flops: Flops, width: int) -> Iterator[RenderableType]:
         yield Text()
         yield _classes(flops)
     if layers := flops.layers.get(FORWARD_BACKWARD):
-        yield paragraph(_layers(flops.layers[FORWARD], layers), width, "dim")
+        for said in _by_method(flops.layers[FORWARD], layers):
+            yield paragraph(said, width, "dim")
     for method, passes in flops.work.reconciled.items():
         yield Text()
         yield _reconciled(method, passes)
@@ -89,6 +90,15 @@ def _classes(flops: Flops) -> Table:
         forward = next(iter(flops.classes[FORWARD].get(name, {}).values()), 0)
         table.add_row(name, f"{forward:,}", f"{total:,}", f"{total / whole:.1%}")
     return table
+
+
+def _by_method(forward: Mapping[str, Sequence[int]], both: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    """One line where all methods say the same, else one for each."""
+    lines = {method: _layers(forward.get(method, ()), counts) for method, counts in both.items()}
+    if len(set(lines.values())) == 1:
+        yield f"{next(iter(lines.values()))}{', by every method' if len(lines) > 1 else ''}"
+    else:
+        yield from (f"{method}: {line}" for method, line in lines.items())
 
 
 def _layers(forward: Sequence[int], both: Sequence[int]) -> str:
