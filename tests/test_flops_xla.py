@@ -400,3 +400,53 @@ def test_no_answer_anywhere_is_said(monkeypatch):
 
     monkeypatch.setattr(jax, "devices", no_cpu)
     assert "which failed: Unknown backend cpu; no cost analysis here" in lowered_flops(ten_times, SQUARE).note
+
+
+# other counters of JAX's, which are no truth to compare with
+
+
+def test_jaxs_own_roofline_counts_a_loop_once_too():
+    roofline = pytest.importorskip("jax.experimental.roofline")
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("x",))
+    everywhere = jax.sharding.PartitionSpec()
+    counted = roofline.roofline(ten_times, mesh=mesh, in_specs=everywhere, out_specs=everywhere)(SQUARE)[1].flops
+    assert (counted, traced_flops(ten_times, SQUARE)) == (ONE, 10 * ONE)
+
+
+def test_pallas_estimates_a_scan_as_nothing():
+    from jax.experimental import pallas
+
+    assert pallas.estimate_cost(ten_times, SQUARE).flops == 0
+    assert pallas.estimate_cost(lambda x: x @ x, SQUARE).flops == ONE
+
+
+@pytest.mark.parametrize(
+    ("name", "seq", "forward", "both"), [("gpt2", 1024, 1.0076, 1.0061), ("llama3-8b", 2048, 1.0013, 1.0010)]
+)
+def test_what_a_block_costs_beside_its_matmuls(name, seq, forward, both):
+    """So that a tolerance on XLA's count would hide a bias that is missing, or a whole norm."""
+    one, two = (xla_flops(replace(PRESETS[name], num_layers=depth), 1, seq)[0] for depth in (1, 2))
+    for each, expected in (("forward", forward), ("forward_backward", both)):
+        block = two[each].total - one[each].total
+        matmuls = two[each].parts[hlo.MATMULS] - one[each].parts[hlo.MATMULS]
+        assert block / matmuls == pytest.approx(expected, abs=5e-5)
+
+
+def test_compiled_memory_leaves_out_what_a_scan_works_with():
+    def wide(x):
+        return lax.scan(lambda carry, _: ((carry[:, None] * carry).sum(1), None), x, None, length=3)[0]
+
+    found = jax.jit(wide).lower(array(2000)).compile().memory_analysis()
+    if not hasattr(found, "peak_memory_in_bytes"):
+        pytest.skip("this JAX has no peak")
+    assert found.peak_memory_in_bytes < found.argument_size_in_bytes + found.output_size_in_bytes + 4 * 2000**2
+
+
+def test_cudnn_attention_is_not_lowered_where_there_is_no_cudnn():
+    def attend(q):
+        return jax.nn.dot_product_attention(q, q, q, implementation="cudnn")
+
+    if jax.default_backend() != "cpu":
+        pytest.skip("there may be one")
+    with pytest.raises(RuntimeError, match="cuDNN is not detected"):
+        jax.jit(attend).trace(array(1, 64, 2, 64, dtype="bfloat16")).lower(lowering_platforms=("cuda",))
