@@ -52,7 +52,9 @@ def _parts(account: Account, width: int) -> Iterator[RenderableType]:
     yield from _fitting(account, width)
     yield Text()
     yield _roofline(account)
-    yield paragraph(_shares(account), width, "dim")
+    yield paragraph(_least(account), width, "dim")
+    yield Text()
+    yield _shares(account)
     if account.plan is not None:
         yield Text()
         yield _plan(account)
@@ -135,17 +137,21 @@ def _roofline(account: Account) -> Table:
     return table
 
 
-def _shares(account: Account) -> str:
+def _least(account: Account) -> str:
     whole = sum(each.seconds for each in account.roofline)
-    parts = ", ".join(
-        f"{kind} {flops:.1%} of FLOPs and {seconds:.1%} of time" for kind, (flops, seconds) in account.shares.items()
-    )
     ridge = account.device.ridge(account.policy.format)
     return (
-        f"a step at least {_seconds(whole)}, one operation after the other, each at its peak, without "
-        f"communication; bound by arithmetic from "
-        f"{ridge:,.0f} FLOP/byte on: {parts}"
+        f"a step at least {_seconds(whole)}, one operation after the other, each at its peak, without communication; "
+        f"bound by arithmetic from {ridge:,.0f} FLOP/byte on"
     )
+
+
+def _shares(account: Account) -> Table:
+    """What each class of operations has of the FLOPs and of the time, the slowest first."""
+    table = _table("class of operations", "of FLOPs", "of time")
+    for kind, (flops, seconds) in sorted(account.shares.items(), key=lambda item: -item[1][1]):
+        table.add_row(kind, f"{flops:.1%}", f"{seconds:.1%}")
+    return table
 
 
 def _plan(account: Account) -> Table:
