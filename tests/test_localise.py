@@ -115,7 +115,7 @@ IN_JAX = {
     "plain": "q and k weights swapped",
     "scan": None,
 }
-#: A scan has one body for all layers: what can go wrong in one of them alone is a factor that is given with its weights.
+#: A scan has one body for all layers: what can go wrong in one of them alone is a factor that its weights come with.
 IN_A_SCAN = ("residual missing", "attention unscaled", "residual doubled", "value scaled")
 
 
