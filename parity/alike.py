@@ -14,6 +14,9 @@ from .result import Row
 
 Values = Sequence[np.ndarray]
 
+#: How what both sides get wrong is told.
+BOTH = "both sides are wrong alike"
+
 
 def left_range(values: Values, truth: Values, precision: str) -> int:
     """Number of elements that are NaN or infinite where the truth is a number that the format holds."""
@@ -52,7 +55,7 @@ def in_range(row: Row, values: Sequence[Values], truths: Sequence[Values], preci
     counts = [left_range(value, truth, precision) for value, truth in zip(values, truths, strict=True)]
     if row.verdict == "FAIL" or not any(counts):
         return row
-    whose = "both sides are wrong alike" if all(counts) else f"{row.side_names[counts[1] > 0]} is wrong"
+    whose = BOTH if all(counts) else f"{row.side_names[counts[1] > 0]} is wrong"
     many = " and ".join(map(str, dict.fromkeys(count for count in counts if count)))
     total = sum(array.size for array in values[0])
     what = f"{whose}: {many} of {total} elements are NaN or infinite, their float64 is finite and in range"
@@ -91,5 +94,5 @@ def accurate(row: Row, error: float, bound_for: Callable[[float], Bound], respon
     bound = bound_for(response())
     if error <= bound.value:
         return row
-    what = f"both sides are wrong alike: {bound.derivation}"
+    what = f"{BOTH}: {bound.derivation}"
     return replace(row, measured=error, bound=bound.value, derivation=what, verdict="FAIL")

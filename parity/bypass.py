@@ -2,8 +2,9 @@
 
 A module is given its inputs, which are points; a call of einops or a tap is not, and a residual stream that no point
 is of carries a first fault past everything that follows. So the value at the last point that agrees is moved, all
-others being the reference's: a later point that moves with it is reached by what no point shows. If it moves with the
-first point that differs as well it lies behind it, and not beside it as a second fault in another branch would.
+others being the reference's: a later point that moves with it is reached by what no point shows. If it moves as well
+with the first point that differs and those after it, it lies behind them, and not beside them as a fault in another
+branch would.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from .capture import Capture, Point
 from .findings import BORN, UNKNOWN, Finding
 from .runs import is_float
 
+#: What is fed in to see what it reaches.
+MOVED = "values that were moved to see what they reach"
 #: Points that are given no inputs.
 PLAIN = ("einops", "tap")
 
@@ -31,7 +34,7 @@ def doubted(
     points: Sequence[Point],
     feed: Mapping[str, np.ndarray],
     local: Callable[[], Capture],
-    run: Callable[[Mapping[str, np.ndarray]], Capture],
+    run: Callable[[Mapping[str, np.ndarray], str], Capture],
 ) -> tuple[list[Finding], list[str]]:
     """The findings, those that may have been carried past the points being unknown, and a line that says so.
 
@@ -40,17 +43,19 @@ def doubted(
         points: the candidate's of each finding.
         feed: what was fed in at each point.
         local: the run on these values.
-        run: the candidate on other values.
+        run: the candidate on other values, which a second argument names.
     """
     born = [k for k, finding in enumerate(findings) if finding.birth == BORN]
     later = [k for k in born[1:] if points[k].source in PLAIN]
     agreeing = [k for k in range(born[0] if born else 0) if findings[k].agrees and _can_move(points[k], feed)]
-    if not later or not agreeing or not _can_move(points[born[0]], feed):
+    if not later or not agreeing:
         return [*findings], []
-    # what is reached from before the first birth and from the birth itself: of two faults side by side only the former
-    for source in (points[agreeing[-1]].name, points[born[0]].name):
-        there = run({**feed, source: _moved(feed[source])})
-        later = [k for k in later if _differ(local().get(points[k].name), there.get(points[k].name))]
+    # what is reached from before the first birth, and from what comes after it: of faults side by side only the former
+    behind = [points[k].name for k in range(born[0], len(points)) if _can_move(points[k], feed)]
+    for sources in ([points[agreeing[-1]].name], behind):
+        there = run({**feed, **{name: _moved(feed[name]) for name in sources}}, MOVED)
+        if there.points:  # otherwise the model does not run on them, and the doubt stays
+            later = [k for k in later if _differ(local().get(points[k].name), there.get(points[k].name))]
         if not later:
             return [*findings], []
     judged = [replace(finding, birth=UNKNOWN) if k in later else finding for k, finding in enumerate(findings)]

@@ -35,11 +35,7 @@ def choices_by_chance(first: Run, second: Run) -> dict[str, float]:
 
 def largest_gap(first: Run, second: Run) -> str:
     """The output or gradient that is furthest apart in two runs, and by how much."""
-    found = [
-        {**run.outputs, **{f"gradient {name}": array for name, array in run.derivatives.items()}}
-        for run in (second, first)
-    ]
-    gaps = errors_by_name(found[:1], found[1:])
+    gaps = errors_by_name([second.named], [first.named])
     name = max(gaps, key=lambda each: gaps[each])
     return f"{name!r} by {gaps[name]:.1g}"
 

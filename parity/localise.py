@@ -122,11 +122,11 @@ def localise(
 
     fed = _fed(chosen)
 
-    def run(feed: Mapping[str, np.ndarray]) -> Capture:
+    def run(feed: Mapping[str, np.ndarray], values: str = "the reference's values") -> Capture:
         try:
             return sides.capture(sides.candidate, weights, batch, precision, feed=feed, back=fed["back"])[1]
         except ParityUsageError as error:
-            notes.append(f"the candidate could not be run on the reference's values: {error}")
+            notes.append(f"the candidate could not be run on {values}: {error}")
             return Capture(())
 
     @cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -33,6 +34,17 @@ _mapped: WeakSet[mmap.mmap] = WeakSet()
 _lock = Lock()
 _writer = ThreadPoolExecutor(1, "parity-shelf")
 _pending: list[Future[None]] = []
+
+
+def _begin_anew() -> None:
+    """A forked child has no thread of its parent's; what that was about to write stays in memory here."""
+    global _lock, _writer
+    _lock, _writer = Lock(), ThreadPoolExecutor(1, "parity-shelf")
+    _pending.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def shelved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

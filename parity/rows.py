@@ -74,7 +74,7 @@ class RowMaker:
         if wrong:
             measured, verdict = np.inf, "FAIL"
             derivation = f"NaN and infinity must stand in the same places, they do not at {wrong} elements"
-        elif bound.value < np.inf and left_out == total:
+        elif bound.value < np.inf and total and left_out == total:
             verdict, derivation = "VACUOUS", NOTHING_FINITE
         elif stage == "float64" and batches.kind == "gradient" and (nan := sum(map(not_a_number, values))):
             # a mask may hold infinities; a gradient that is no number trains nothing, whatever the two agree on

@@ -33,6 +33,11 @@ class Run:
     loss: float = math.nan
 
     @property
+    def named(self) -> Arrays:
+        """Outputs and gradients, as their rows are called."""
+        return {**self.outputs, **{f"gradient {name}": array for name, array in self.derivatives.items()}}
+
+    @property
     def derivatives(self) -> dict[str, np.ndarray]:
         """The gradients in parameters, and those in inputs under `input NAME`."""
         return {**self.gradients, **{INPUT + name: value for name, value in self.inputs.items()}}

@@ -263,7 +263,10 @@ class Stages:
         dropout = self.prepared.pair.dropout
         for side, (label, (first, *_)) in enumerate(zip(self.sides.labels, runs, strict=True)):
             second = self._second(side, first, precision)
-            refuse_chance(label, by_chance(first, second, precision) or choices_by_chance(first, second), dropout)
+            apart = by_chance(first, second, precision)
+            if apart and not by_chance(first, second, "float32") and self.islands():
+                apart = {}  # float32 inside a float64 run
+            refuse_chance(label, apart or choices_by_chance(first, second), dropout)
             if self.seen or all_same_bits(([first], [second])):
                 continue
             self.bitwise = self.repeats = False

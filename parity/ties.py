@@ -67,8 +67,10 @@ def without_ties(
     gaps = {name: gap for name, row in failed.items() for gap in _gaps(row, exact)}
     gaps = {name: gap for name, gap in gaps.items() if gap.chosen or not choices_alone}
     outputs = [gap for name, gap in gaps.items() if name in exact[0][0].outputs]
-    conditioned = [name for name in gaps if failed[name].measured < FORMATS[precision].half_of_digits]
-    if not outputs and not conditioned:
+    half = FORMATS[precision].half_of_digits
+    conditioned = [name for name in gaps if failed[name].measured < half]
+    without_digits = any(failed[name].bound > half for name in gaps)  # what saturates, in the reference's own float32
+    if not outputs and not conditioned and not without_digits:
         return list(rows)
     for twin in range(MOST_TWINS):
         if twin >= FEW_TWINS and not any(gap.wants(twin) for gap in gaps.values()):
@@ -139,11 +141,14 @@ class _Gap:
         if conditioned and not self.chosen and row.measured <= self.moved < np.inf:
             return replace(row, bound=self.moved, verdict="PASS", derivation=f"{by} move the reference as far")
         differing, tied = int(self.differ.sum()), int((self.differ & self.tied).sum())
+        if tied and tied == differing:
+            said = f"{differing} elements differ, {TIED}: {by} turn the one into the other"
+            return replace(row, verdict="ABSTAIN", derivation=said)
+        if not self.chosen and row.measured <= self.moved < np.inf:
+            return replace(row, verdict="ABSTAIN", derivation=f"{by} move the reference as far: no digit is certain")
         if not tied:
             return row
         by += " turn the one into the other"
-        if tied == differing:
-            return replace(row, verdict="ABSTAIN", derivation=f"{differing} elements differ, {TIED}: {by}")
         return replace(row, derivation=f"{differing} elements differ, {tied} of them as good as tied: {by}")
 
 

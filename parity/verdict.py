@@ -143,8 +143,12 @@ def _thorough(stages: Stages, judged: Judged) -> None:
     tied = next((row for row in found if is_tied(row)), None)
     stages.beside += tuple(wrong_alike(found))
     if failed is not None:
-        what = f"{failed.name} differs in {failed.stage}: {failed.measured:.2g}, bound {failed.bound:.2g}"
-        judged.judge("FAIL", "different", f"the same on the pair's own inputs, but {what}: {failed.derivation}")
+        if failed.stage == "float64":
+            what = f"{failed.name} differs in float64: {failed.measured:.2g}, bound {failed.bound:.2g}"
+            judged.judge("FAIL", "different", f"the same on the pair's own inputs, but {what}: {failed.derivation}")
+        else:  # the functions agree there as well
+            what = f"{failed.name} in {failed.stage}: {failed.derivation}"
+            judged.judge("FAIL", judged.rung, f"the same on the pair's own inputs, but {what}")
     elif tied is not None:
         judged.judge("ABSTAIN", None, f"the same on the pair's own inputs, but {tied.name}: {tied.derivation}")
 

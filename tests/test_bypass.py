@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -78,3 +80,42 @@ def test_without_a_stream_both_faults_are_born_where_they_are():
     _, births = found((2, 4), tapped=False, swapped=False, residual=False)
     born = [name for name, birth in births.items() if birth == BORN]
     assert born == ["einsum 'b i, i o -> b o'#4", "einsum 'b i, i o -> b o'#6"]
+
+
+def births(body, good=1.0, bad=1.01):
+    weights = {
+        name: (np.random.Generator(np.random.PCG64(ord(name))).normal(size=(6, 6)) / 2).astype(np.float32)
+        for name in "abcd"
+    }
+    x = np.random.Generator(np.random.PCG64(1)).normal(size=(7, 6)).astype(np.float32)
+    held = {name: torch.tensor(value) for name, value in weights.items()}
+    sides = (parity.Torch(partial(body, factor), held) for factor in (good, bad))
+    result = parity.check(parity.Pair("body", *sides, inputs=(x,)), precisions=(), flops=False)
+    return {finding.reference: finding.birth for finding in result.findings}, result
+
+
+def test_a_skip_over_several_points_is_doubted():
+    def body(factor, p, x):
+        a = parity.tap("a", torch.tanh(x @ p["a"]))
+        h = (x + a) * factor
+        b = parity.tap("b", torch.tanh(h @ p["b"]))
+        c = parity.tap("c", h + b @ p["c"])
+        d = parity.tap("d", torch.tanh(c @ p["d"]))
+        return parity.tap("e", h + d)
+
+    found, _ = births(body)
+    assert [found[name] for name in "bcde"] == [BORN, UNKNOWN, INHERITED, UNKNOWN]
+
+
+def test_a_model_that_does_not_run_on_moved_values_leaves_the_doubt():
+    def body(factor, p, x):
+        a = parity.tap("a", torch.tanh(x @ p["a"]))
+        if (a.abs() > 1).any():
+            raise ValueError("a is a tanh")
+        h = (x + a) * factor
+        b = parity.tap("b", torch.tanh(h @ p["b"]))
+        return parity.tap("c", h + b @ p["c"])
+
+    found, result = births(body)
+    assert [found[name] for name in "bc"] == [BORN, UNKNOWN]
+    assert any("could not be run on values that were moved to see what they reach" in line for line in result.unseen)

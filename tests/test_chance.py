@@ -99,3 +99,22 @@ def test_a_pass_that_was_looked_into_has_no_reason():
     pair = parity.Pair("tanh", parity.Torch(torch.tanh), parity.Jax(jax.numpy.tanh), inputs=(X,))
     result = parity.check(pair, points=True)
     assert (result.verdict, result.reason) == ("PASS", "")
+
+
+def test_float32_inside_that_adds_up_in_any_order_is_an_island_and_no_chance():
+    weights = {"w": (np.random.Generator(np.random.PCG64(0)).normal(size=(12, 5)) / 2).astype(np.float32)}
+    x = np.random.Generator(np.random.PCG64(1)).normal(size=(7, 12)).astype(np.float32)
+
+    def shuffled(p, x):
+        order = torch.randperm(12)
+        return (torch.sin(x).float()[:, order] @ p["w"].float()[order]).to(x.dtype)
+
+    torch.manual_seed(0)
+    pair = parity.Pair(
+        "shuffled",
+        parity.Torch(shuffled, {"w": torch.tensor(weights["w"])}),
+        parity.Jax(lambda p, x: jax.numpy.sin(x) @ p["w"], weights),
+        inputs=(x,),
+    )
+    result = parity.check(pair, precisions=(), flops=False)
+    assert (result.verdict, result.rung) == ("PASS", "float32-island"), result.reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -145,3 +146,16 @@ def test_a_check_says_the_same_from_disk(monkeypatch):
     kept = said(2**62)
     assert kept["verdict"] == "PASS", kept["reason"]
     assert said(1) == kept
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_writes_by_itself():
+    """The thread of its parent is not there: waiting for it would never end."""
+    code = (
+        "import os, numpy as np\nfrom parity import memory\n"
+        "many = np.ones(memory.LARGE // 8)\nmemory.shelved({'a': many}); memory.settle()\n"
+        "memory.shelved({'a': many})\nchild = os.fork()\n"
+        "kept = memory.shelved({'a': many}); memory.settle()\nassert kept['a'] is not many\n"
+        "if child: raise SystemExit(os.waitpid(child, 0)[1])\nos._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
