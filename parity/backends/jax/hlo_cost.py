@@ -214,7 +214,8 @@ def dot_flops(each: Instruction, lhs: Instruction) -> int:
 def convolution_flops(each: Instruction, lhs: Instruction, rhs: Instruction) -> int:
     """Two per pair of channels, image and tap that meets an element (`convolution_taps`)."""
     labels = re.match(r"(\w+)_(\w+)->(\w+)", each.attribute("dim_labels"))
-    assert labels is not None, each
+    if labels is None:
+        raise ValueError(f"dim_labels of {each.name}: as in b01f_01io->b01f, got {each.attribute('dim_labels')!r}")
     of_lhs, of_rhs, of_out = labels.groups()
     window = each.window
     spatial = [label for label in of_out if label.isdigit()]

@@ -58,8 +58,7 @@ def lowered_flops(function: Callable[..., Any], *args: Any) -> LoweredCost:
                 answer = lowered.cost_analysis()
         except (RuntimeError, NotImplementedError, ValueError) as error:
             notes.append(f"which failed: {first_line(error)}")
-    program = Program(lowered.as_text("hlo")) if answer is not None else None
-    return normalise(answer, program, notes)
+    return normalise(answer, lowered.as_text("hlo") if answer is not None else "", notes)
 
 
 def abstract(value: Any) -> jax.ShapeDtypeStruct:
@@ -70,8 +69,11 @@ def abstract(value: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
 
 
-def normalise(answer: Any, program: Program | None, notes: list[str]) -> LoweredCost:
-    """None, a dict, a list of dicts (older JAX), missing keys (XLA lists no zeros) and negative values, in one form."""
+def normalise(answer: Any, text: str, notes: list[str]) -> LoweredCost:
+    """None, a dict, a list of dicts (older JAX), missing keys (XLA lists no zeros) and negative values, in one form.
+
+    `text` is the program in HLO, a form that XLA may change: what cannot be read is not taken apart.
+    """
     if isinstance(answer, list | tuple):
         answer = answer[0] if answer else None
     if not isinstance(answer, Mapping):
@@ -89,10 +91,17 @@ def normalise(answer: Any, program: Program | None, notes: list[str]) -> Lowered
             notes.append(f"{key} {value:g} is no count: a custom call adds -1")
     notes.append("XLA counts elementwise operations and casts as well")
     once, transcendentals, accessed = figures["flops"], figures["transcendentals"], figures["bytes accessed"]
-    if once is None or program is None:
+    if once is None:
         return LoweredCost(once, once, transcendentals, accessed, 0, "; ".join(notes))
-    whole = cost(program, once=False)
-    apart = reconciled(once, cost(program, once=True), whole)
+    try:
+        program = Program(text)
+        whole = cost(program, once=False)
+        apart = reconciled(once, cost(program, once=True), whole)
+    except (KeyError, IndexError, ValueError) as error:
+        notes.append(
+            f"its program could not be read, and is not taken apart: {type(error).__name__} {first_line(error)}"
+        )
+        return LoweredCost(once, once, transcendentals, accessed, 0, "; ".join(notes))
     if whole.loops:
         notes.append(
             f"{whole.unstated} of {whole.loops} loops counted once, for the program does not say how often they run"
