@@ -74,8 +74,11 @@ class RowMaker:
         if wrong:
             measured, verdict = np.inf, "FAIL"
             derivation = f"NaN and infinity must stand in the same places, they do not at {wrong} elements"
-        elif bound.value < np.inf and total and left_out == total:
-            verdict, derivation = "VACUOUS", NOTHING_FINITE
+        elif bound.value < np.inf and left_out == total:
+            verdict, derivation = (
+                "VACUOUS",
+                NOTHING_FINITE if total else "it has no elements, so that nothing was compared",
+            )
         elif stage == "float64" and batches.kind == "gradient" and (nan := sum(map(not_a_number, values))):
             # a mask may hold infinities; a gradient that is no number trains nothing, whatever the two agree on
             verdict, derivation = "VACUOUS", f"{nan} of {total} elements {NO_NUMBER}, where nothing compares"
