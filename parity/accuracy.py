@@ -155,6 +155,11 @@ def _of_movement(path: Path, truth: Batches, precision: str, floors: Sequence[Bo
     return max((*floors, stored), key=lambda floor: floor.value)
 
 
+def _always(floor: Bound, _: str) -> Bound:
+    """The same floor for every tensor."""
+    return floor
+
+
 def stream_accuracy(stages: Stages, precision: str) -> list[Row]:
     """The optimizers alone."""
     start, *_ = stream_path(stages.options.seed, stages.shapes).points
@@ -166,13 +171,10 @@ def stream_accuracy(stages: Stages, precision: str) -> list[Row]:
             step_kinds(f"{name} stream", stages.sides.follow(path, stream, each)) for each in ("float64", precision)
         )
         for truth, values in zip(exact, low, strict=True):
-            # the moments never meet the bias correction that a movement's floor allows for
-            moment = path_floor(precision, STREAM_STEPS)
-
-            def floor(parameter: str, truth: Batches = truth, moment: Bound = moment) -> Bound:
-                moves = truth.kind.endswith("parameters")
-                return _of_movement(path, truth, precision, [optimizer_floor()], parameter) if moves else moment
-
+            if truth.kind.endswith("parameters"):
+                floor = partial(_of_movement, path, truth, precision, [optimizer_floor()])
+            else:  # the moments never meet the bias correction that a movement's floor allows for
+                floor = partial(_always, path_floor(precision, STREAM_STEPS))
             rows += stages.judge.same_accuracy(truth, values, precision, floor=floor)
     return rows
 

@@ -87,9 +87,9 @@ class Capture:
         arrays: dict[str, np.ndarray] = {}
         points = []
         for k, point in enumerate(self.points):
-            arrays |= {f"{k} value": point.value} | (
-                {} if point.gradient is None else {f"{k} gradient": point.gradient}
-            )
+            arrays[f"{k} value"] = point.value
+            if point.gradient is not None:
+                arrays[f"{k} gradient"] = point.gradient
             points.append(replace(point, value=NOTHING, gradient=None))
         return replace(self, points=tuple(points)), arrays
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,26 @@ class Island:
     dtype: str
     source: str
     meets: str = ""
+
+
+class Told:
+    """Which islands were told already: each module and each function once, apart for what is a constant or is not.
+
+    What no module holds counts line by line, for one function may hold a norm and a softmax of its own.
+    """
+
+    def __init__(self) -> None:
+        self._keys: set[Hashable] = set()
+
+    def is_new(self, constant: bool, place: str, function: Hashable = None, line: Hashable = None) -> bool:
+        """Whether it is the first of its place and function, or of the line where one is given; never again then."""
+        keys: set[Hashable] = {(constant, place)}
+        if function is not None:
+            keys.add((constant, function))
+        asked = keys if line is None else {("line", line)}
+        new = not asked & self._keys
+        self._keys |= keys | asked
+        return new
 
 
 def nudged(values: Any, seed: int) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .compare import same_bits
+from .judge import Judge
+from .result import Row
 from .rows import Batches
 from .runs import Run, Trained
 
@@ -15,6 +17,24 @@ def kinds_of(runs: tuple[list[Run], list[Run]]) -> tuple[Batches, Batches]:
         Batches("output", *([run.outputs for run in side] for side in runs)),
         Batches("gradient", *([run.derivatives for run in side] for side in runs)),
     )
+
+
+def same_runs(
+    judge: Judge, exact: tuple[list[Run], list[Run]], low: Sequence[Run], grads: bool = True
+) -> tuple[list[Row], frozenset[str]]:
+    """Rows of outputs and, with `grads`, of gradients of two sides' float64 runs, and the gradients that are zero.
+
+    `low` are the reference's in float32, the scale of the rule.
+    """
+    outputs, gradients = kinds_of(exact)
+    coarse = [run.derivatives for run in low]
+    rows = judge.same_function(outputs, [run.outputs for run in low])
+    zero, one_sided = judge.zero_gradients(gradients, coarse)
+    if not any(outputs.names()):  # of whole numbers alone there is nothing to differentiate
+        one_sided = [row for row in one_sided if row.verdict != "VACUOUS"]
+    if grads:
+        rows += one_sided + judge.same_function(gradients, coarse, zero)
+    return rows, zero
 
 
 def step_kinds(kind: str, trained: tuple[Trained, Trained]) -> list[Batches]:

@@ -104,7 +104,7 @@ def _look_inside(stages: Stages, judged: Judged) -> None:
             stages.notes += ("points: not read, for nothing differs; Options(points=True) looks inside all the same",)
         return
     stages.progress("float64: looking inside for where it begins")
-    in_gradients = _failed_in_gradients_alone(judged.rows)
+    in_gradients = _failed_alone(judged.rows, "gradient")
     inside = judged.inside = stages.localise(backward=agreeing or in_gradients)
     judged.rows = [*inside.rows, *judged.rows]
     if agreeing and inside.findings:
@@ -113,7 +113,7 @@ def _look_inside(stages: Stages, judged: Judged) -> None:
     judged.reason += inside.begins
     if inside.moved and not agreeing:
         judged.reason += f"; {inside.moved[0]}"
-    elif not agreeing and _failed_in_state_alone(judged.rows):
+    elif not agreeing and _failed_alone(judged.rows, "state ", "output state "):
         judged.reason += "; all that differs is what the run leaves in its state"
     elif inside.rows and not inside.findings and not agreeing and not in_gradients:
         judged.reason += f"; it begins after {inside.rows[-1].name.removeprefix('point ')}, the last point that agrees"
@@ -121,11 +121,6 @@ def _look_inside(stages: Stages, judged: Judged) -> None:
         found = stages.derivatives()
         judged.rows += found
         judged.reason += suspects(found)
-
-
-def _failed_in_state_alone(rows: Sequence[Row]) -> bool:
-    failed = [row for row in rows if row.verdict == "FAIL"]
-    return bool(failed) and all(row.name.startswith(("state ", "output state ")) for row in failed)
 
 
 def _judge_float64(rows: Sequence[Row]) -> tuple[str, str | None, str]:
@@ -208,10 +203,10 @@ def _with_tables(widened: list[Row], islands: Sequence[Island], stages: Stages) 
     return stages.excused(widened)
 
 
-def _failed_in_gradients_alone(rows: Sequence[Row]) -> bool:
-    """Whether all that fails is a gradient."""
+def _failed_alone(rows: Sequence[Row], *kinds: str) -> bool:
+    """Whether all that fails is of these kinds, by the first words of its name."""
     failed = [row.name for row in rows if row.verdict == "FAIL"]
-    return bool(failed) and all(name.startswith("gradient") for name in failed)
+    return bool(failed) and all(name.startswith(kinds) for name in failed)
 
 
 def is_misfit(row: Row) -> bool:

@@ -19,7 +19,7 @@ from .errors import NoFloat64Error, ParityUsageError
 from .formats import FORMATS
 from .islands import Island
 from .judge import Judge
-from .kinds import all_same_bits, kinds_of, only_one_keeps, step_kinds
+from .kinds import all_same_bits, only_one_keeps, same_runs, step_kinds
 from .localise import Localised, Seen, captured, localise
 from .options import Options
 from .preparation import Prepared
@@ -220,13 +220,7 @@ class Stages:
         low = self.sides.reference_run(weights, self.pooled, "float32")
         self.steady(self.exact, low=low)
         self.low = [] if self.optimizes else low  # steps come first, and need the memory
-        outputs, gradients = kinds_of(self.exact)
-        rows = self.judge.same_function(outputs, [run.outputs for run in low])
-        self.zero, one_sided = self.judge.zero_gradients(gradients, [run.derivatives for run in low])
-        if not any(outputs.names()):  # of whole numbers alone there is nothing to differentiate
-            one_sided = [row for row in one_sided if row.verdict != "VACUOUS"]
-        if self.options.grads:
-            rows += one_sided + self.judge.same_function(gradients, [run.derivatives for run in low], self.zero)
+        rows, self.zero = same_runs(self.judge, self.exact, low, self.options.grads)
         given = rows, self.exact, self.sides, weights, self.pooled, self.options.seed
         return without_ties(*given, choices_alone=not self.repeats)
 
@@ -284,10 +278,7 @@ class Stages:
 
     def _beyond_rounding(self, first: Run, second: Run, low: Run) -> dict[str, float]:
         """Outputs and gradients of two float64 runs that are further apart than two right sides may be."""
-        outputs, gradients = kinds_of(([first], [second]))
-        zero, _ = self.judge.zero_gradients(gradients, [low.derivatives])
-        rows = self.judge.same_function(outputs, [low.outputs])
-        rows += self.judge.same_function(gradients, [low.derivatives], zero)
+        rows, _ = same_runs(self.judge, ([first], [second]), [low])
         return {row.name: row.measured for row in rows if row.verdict == "FAIL"}
 
     def _second(self, side: int, first: Run, precision: str) -> Run:

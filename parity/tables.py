@@ -46,6 +46,19 @@ def print_parts(console: Console, parts: Iterable[RenderableType]) -> None:
         console.print(part, highlight=False, markup=False)
 
 
+def plain_table() -> Table:
+    """A table without a frame, two spaces between its columns."""
+    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+
+
+def figures_table(*columns: str) -> Table:
+    """A plain table of names in the first column and figures in the others; a column without a name is words."""
+    table = plain_table()
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="right" if index and name else "left", no_wrap=bool(name))
+    return table
+
+
 def worst_by_group(rows: Iterable[Row]) -> list[tuple[Row, int]]:
     """The row with the least headroom of each group, failures first, and how many rows the group has."""
     groups: dict[str, list[Row]] = {}
@@ -68,7 +81,7 @@ def _urgency(row: Row) -> tuple[int, float]:
 
 def rows_table(rows: list[Row], width: int) -> Table:
     """A line per group; narrow terminals lose how many tensors it has, wide ones gain the name of the tightest."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = plain_table()
     narrow = width < WIDTH_FOR_NUMBERS  # then the names give way, which rich would not see by itself
     numbers = 0 if narrow else len("number") + 2
     names_width = width - WIDTH_OF_FIGURES - numbers - (WIDTH_OF_TENSORS if width >= WIDTH_FOR_NAMES else 0)
@@ -127,7 +140,7 @@ def tightest(rows: list[Row]) -> str:
 
 def flops_table(flops: Counts) -> Table:
     """A line per method: numbers of ten and more digits stand below one another also on 80 columns."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("matmul FLOPs per batch", overflow="fold")
     for name in flops:
         table.add_column(name.replace("_", " + "), justify="right", no_wrap=True)
@@ -156,7 +169,7 @@ OUTCOMES = (KILLED, SURVIVED, UNTOUCHED, FAILED)
 
 def mutation_table(planted: Sequence[Planted]) -> Table:
     """A line per kind of fault."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("fault", overflow="fold")
     for outcome in (KILLED, SURVIVED, UNTOUCHED):
         table.add_column(outcome, justify="right", no_wrap=True)

@@ -14,9 +14,9 @@ from .bounds import Bound
 from .compare import misplaced, not_a_number, relative
 from .derivative import DERIVATIVE
 from .errors import ParityUsageError
-from .kinds import kinds_of
+from .kinds import kinds_of, same_runs
 from .result import Row
-from .rows import NO_NUMBER, NOTHING_FINITE, Batches
+from .rows import NO_NUMBER, NOTHING_FINITE
 from .runs import Run, is_float
 from .sides import rounded
 from .stages import Stages
@@ -60,14 +60,9 @@ def _judged(stages: Stages, variant: Variant) -> list[Row]:
     """Outputs and gradients in float64; where nothing is finite, or every gradient is zero, nothing is said."""
     exact = stages.sides.run(variant.weights, [variant.batch], "float64")
     low = stages.sides.reference_run(variant.weights, [variant.batch], "float32")
-    outputs, gradients = kinds_of(exact)
-    rows = stages.judge.same_function(outputs, [run.outputs for run in low])
-    if stages.options.grads:
-        coarse = [run.derivatives for run in low]
-        zero, one_sided = stages.judge.zero_gradients(gradients, coarse)
-        rows += one_sided + stages.judge.same_function(gradients, coarse, zero)
+    rows, _ = same_runs(stages.judge, exact, low, stages.options.grads)
     rows = without_ties(rows, exact, stages.sides, variant.weights, [variant.batch], stages.options.seed)
-    rows = [_without_digits(_without_numbers(row, outputs), exact[0], low) for row in rows]
+    rows = [_without_digits(_without_numbers(row, exact[0]), exact[0], low) for row in rows]
     return [replace(row, verdict="ABSTAIN") if row.verdict == "VACUOUS" else row for row in rows]
 
 
@@ -87,11 +82,11 @@ def _without_digits(row: Row, exact: Sequence[Run], low: Sequence[Run]) -> Row:
     return replace(row, verdict="ABSTAIN", derivation=said)
 
 
-def _without_numbers(row: Row, outputs: Batches) -> Row:
+def _without_numbers(row: Row, exact: Sequence[Run]) -> Row:
     """An output that holds NaN on both sides has not been compared there; gradients are told by the judge."""
-    if row.verdict == "FAIL" or row.name not in outputs.reference[0]:
+    if row.verdict == "FAIL" or row.name not in exact[0].outputs:
         return row
-    values = outputs.reference[0][row.name]
+    values = exact[0].outputs[row.name]
     nan = not_a_number(values) if values.dtype.kind == "f" else 0
     said = f"{nan} of {values.size} elements {NO_NUMBER}, where nothing compares"
     return replace(row, verdict="ABSTAIN", derivation=said) if nan else row

@@ -29,9 +29,8 @@ def variants(weights: Arrays, batch: Arrays, seed: int) -> Iterator[Variant]:
     for key, array in batch.items():
         if array.ndim > 1 and (is_mask(array) or is_additive_mask(array)):
             closed = "all zero" if is_mask(array) else f"all {array.min():.3g}"
-            row = "last row" if array.shape[0] > 1 else "all"
-            name = f"{row} of {key} {closed}" if row != "all" else f"{key} {closed}"
-            yield Variant(name, weights, {**batch, key: _without_last_row(array)})
+            row = "last row of " if array.shape[0] > 1 else ""
+            yield Variant(f"{row}{key} {closed}", weights, {**batch, key: _without_last_row(array)})
     if (length := _length(batch)) is not None:
         yield Variant("shorter sequences", weights, _resized(batch, length, max(1, length // 2)))
         yield Variant("longer sequences", weights, _resized(batch, length, length + length // 2))

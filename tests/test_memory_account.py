@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -248,7 +249,8 @@ def test_the_hooks_see_every_storage_once():
 def test_the_peak_of_a_real_step_is_the_formula_and_what_its_backward_pass_works_with(kernel, vocabulary):
     """In a process of its own: what the system says that it holds, within 5%."""
     config = peak.sized(kernel, vocabulary)
-    done = subprocess.run([sys.executable, peak.__file__, kernel, str(vocabulary)], check=True, capture_output=True)
+    words = [sys.executable, "-m", "tests.peak", kernel, str(vocabulary)]
+    done = subprocess.run(words, check=True, capture_output=True, cwd=Path(peak.__file__).parents[1])
     sizes = {"config": config, "batch": peak.BATCH, "seq": peak.SEQ, "width": 4, "written_out": True}
     kept = config.num_layers * sum(each.bytes for each in block_activations(**sizes))
     kept += sum(each.bytes for each in outer_activations(**sizes))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from functions import steep_square
 
 from parity import Jax, Options, Pair, Torch, check
 from parity.variants import variants
@@ -166,25 +167,7 @@ def test_an_output_that_is_no_number_on_both_sides_is_said():
     assert (right.verdict, right.reason) == ("PASS", "")
 
 
-class Steep(torch.autograd.Function):
-    """A square whose gradient is a quarter too large."""
-
-    @staticmethod
-    def forward(context, x):
-        context.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(context, gradient):
-        return 2.5 * gradient * context.saved_tensors[0]
-
-
-@jax.custom_vjp
-def steep(x):
-    return x * x
-
-
-steep.defvjp(lambda x: (x * x, x), lambda x, gradient: (2.5 * gradient * x,))
+STEEP_IN_TORCH, STEEP_IN_JAX = steep_square(2.5)
 
 
 def test_a_gradient_that_is_wrong_alike_is_said():
@@ -194,11 +177,11 @@ def test_a_gradient_that_is_wrong_alike_is_said():
             self.w = torch.nn.Parameter(torch.full((16,), 1.5))
 
         def forward(self, x):
-            return Steep.apply(self.w) * x
+            return STEEP_IN_TORCH(self.w) * x
 
     x = np.random.Generator(np.random.PCG64(9)).normal(size=(4, 16)).astype(np.float32)
     weights = {"w": np.full(16, 1.5, np.float32)}
-    pair = Pair("steep", Torch(Module()), Jax(lambda p, x: steep(p["w"]) * x, weights), inputs=(x,))
+    pair = Pair("steep", Torch(Module()), Jax(lambda p, x: STEEP_IN_JAX(p["w"]) * x, weights), inputs=(x,))
     result = check(pair, thorough=True, steps=0, flops=False, precisions=())
     assert result.verdict == "PASS"
     assert "on neither side the gradient is the derivative: gradient" in result.reason

@@ -18,6 +18,9 @@ from .hardware import Device, device_named
 Work = Callable[[], object]
 Clock = Callable[[], float]
 
+#: What arrays of a format of hardware.toml are called in both frameworks.
+DTYPES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
 #: Sides of the square products, each twice the one before, until a product takes LONG seconds.
 SIDES = tuple(2**power for power in range(8, 15))
 LONG = 0.02

@@ -72,7 +72,12 @@ def training_plan(
 
 def fits(memory: Memory, device: Device) -> bool:
     """Whether the peak is within a device, less what is no model's."""
-    return memory.peak <= device.memory - RESERVED
+    return memory.peak <= room(device)
+
+
+def room(device: Device) -> float:
+    """Bytes of a device that a model may have."""
+    return device.memory - RESERVED
 
 
 def largest_model(device: Device, policy: Policy, optimizer: str = "adamw", gpus: int = 1) -> int:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..tables import STYLES, flops_table, flops_verdict, paragraph, print_parts
+from ..tables import STYLES, figures_table, flops_table, flops_verdict, paragraph, plain_table, print_parts
 from ..work import FORWARD, FORWARD_BACKWARD, SHOWN_ONLY, Reconciliation
 from .counts import Flops
 
@@ -81,9 +81,7 @@ def _verdict(flops: Flops) -> str:
 
 def _classes(flops: Flops) -> Table:
     """A line per class: the count of the first method, which is that of all."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("class of matmul", "forward", "forward + backward", "share"):
-        table.add_column(name, justify="left" if name == "class of matmul" else "right", no_wrap=True)
+    table = figures_table("class of matmul", "forward", "forward + backward", "share")
     totals = {name: next(iter(counts.values())) for name, counts in flops.classes[FORWARD_BACKWARD].items()}
     whole = sum(totals.values()) or 1
     for name, total in totals.items():
@@ -109,11 +107,9 @@ def _layers(forward: Sequence[int], both: Sequence[int]) -> str:
 
 def _reconciled(method: str, passes: Mapping[str, Reconciliation]) -> Table:
     """A line per kind of instruction that XLA counts."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     label = method.removeprefix(SHOWN_ONLY).strip()
-    table.add_column(f"XLA's count{label and f' of {label}'}, taken apart", no_wrap=True)
-    for name in (*passes, "share"):
-        table.add_column(name.replace("_", " + "), justify="right", no_wrap=True)
+    names = [name.replace("_", " + ") for name in passes]
+    table = figures_table(f"XLA's count{label and f' of {label}'}, taken apart", *names, "share")
     last = list(passes.values())[-1]
     for kind in dict.fromkeys(kind for each in passes.values() for kind in each.parts):
         counts = [each.parts.get(kind, 0) for each in passes.values()]
@@ -142,7 +138,7 @@ def _explained(passes: Mapping[str, Reconciliation]) -> Iterator[str]:
 
 
 def _laws(flops: Flops) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("rules of thumb", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")

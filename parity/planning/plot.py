@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..account.plan import RESERVED
+from ..account.plan import room
 from ..errors import ParityUsageError
 from .account import Account, Swept
 from .numbers import in_bytes
@@ -67,8 +67,8 @@ def _memory(axes: Axes, account: Account, points: Sequence[Swept]) -> None:
         heights = [_parts(each)[part] / 1e9 for each in points]
         axes.bar(range(len(points)), heights, bottom=below, color=colour, label=part, width=0.7)
         below = [low + height for low, height in zip(below, heights, strict=True)]
-    room = account.device.memory - RESERVED
-    axes.axhline(room / 1e9, color="black", linestyle="--", linewidth=1, label=f"room of a device, {in_bytes(room)}")
+    most = room(account.device)
+    axes.axhline(most / 1e9, color="black", linestyle="--", linewidth=1, label=f"room of a device, {in_bytes(most)}")
     axes.set_ylabel("GB on one device")
     axes.legend(loc="upper left", frameon=False)
 

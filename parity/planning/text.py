@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..account.measure import Measured
-from ..account.plan import RESERVED, fits
-from ..tables import STYLES, paragraph, print_parts
+from ..account.plan import RESERVED, fits, room
+from ..tables import STYLES, figures_table, paragraph, print_parts
 from .account import Account
 from .numbers import in_bytes
 
@@ -91,15 +91,8 @@ def _bandwidth(rate: float) -> str:
     return f"{rate / 1e12:.2f} TB/s" if rate >= 1e11 else f"{rate / 1e9:.1f} GB/s"
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="right" if index and name else "left", no_wrap=bool(name))
-    return table
-
-
 def _memory(account: Account) -> Table:
-    table = _table("memory of one device", "bytes", "")
+    table = figures_table("memory of one device", "bytes", "")
     for each in (*account.memory.static, *account.memory.dynamic):
         table.add_row(each.name, in_bytes(each.bytes), Text(each.says, style="dim"))
     table.add_row("backward pass begins", in_bytes(account.memory.backward), Text("all of these", style="dim"))
@@ -113,7 +106,7 @@ def _memory(account: Account) -> Table:
 
 def _fitting(account: Account, width: int) -> Iterator[Text]:
     memory, device = account.memory, account.device
-    room = f"{in_bytes(device.memory - RESERVED)} ({device.memory / 1e9:,.0f} GB less {in_bytes(RESERVED)})"
+    available = f"{in_bytes(room(device))} ({device.memory / 1e9:,.0f} GB less {in_bytes(RESERVED)})"
     many = f"{account.settings['gpus']:,} such devices" if account.settings["gpus"] > 1 else "such a device"
     yield paragraph(
         f"states alone fill {many} at {account.largest / 1e9:,.1f} billion parameters, all of them sharded",
@@ -121,16 +114,16 @@ def _fitting(account: Account, width: int) -> Iterator[Text]:
         "dim",
     )
     if account.fits:
-        yield paragraph(f"fits: {in_bytes(memory.peak)} of {room}", width, STYLES["PASS"])
+        yield paragraph(f"fits: {in_bytes(memory.peak)} of {available}", width, STYLES["PASS"])
         return
-    yield paragraph(f"does not fit: {in_bytes(memory.peak)} of {room}", width, STYLES["FAIL"])
+    yield paragraph(f"does not fit: {in_bytes(memory.peak)} of {available}", width, STYLES["FAIL"])
     ways = [f"{words} ({in_bytes(left.peak)})" for words, left in account.ways]
     advice = f"would fit with {', or '.join(ways)}" if ways else NO_WAY
     yield paragraph(advice, width)
 
 
 def _roofline(account: Account) -> Table:
-    table = _table("slowest operations", "FLOP/byte", "time", "bound by")
+    table = figures_table("slowest operations", "FLOP/byte", "time", "bound by")
     slowest = sorted(account.roofline, key=lambda each: -each.seconds)[:MOST_OPERATIONS]
     for each in slowest:
         table.add_row(each.operation.name, f"{each.operation.intensity:,.1f}", _seconds(each.seconds), each.by)
@@ -148,7 +141,7 @@ def _least(account: Account) -> str:
 
 def _shares(account: Account) -> Table:
     """What each class of operations has of the FLOPs and of the time, the slowest first."""
-    table = _table("class of operations", "of FLOPs", "of time")
+    table = figures_table("class of operations", "of FLOPs", "of time")
     for kind, (flops, seconds) in sorted(account.shares.items(), key=lambda item: -item[1][1]):
         table.add_row(kind, f"{flops:.1%}", f"{seconds:.1%}")
     return table
@@ -157,7 +150,7 @@ def _shares(account: Account) -> Table:
 def _plan(account: Account) -> Table:
     plan = account.plan
     assert plan is not None
-    table = _table("training", "", "")
+    table = figures_table("training", "", "")
     table.add_row("tokens", f"{plan.tokens:,}", "")
     says = Text(f"6 N P says {plan.rule_of_thumb:.3g}, {plan.rule_of_thumb / plan.flops:.3f} of it", style="dim")
     table.add_row("FLOPs", f"{plan.flops:.4g}", says)
@@ -171,14 +164,14 @@ def _plan(account: Account) -> Table:
 
 
 def _utilisation(account: Account) -> Table:
-    table = _table("utilisation by convention", "")
+    table = figures_table("utilisation by convention", "")
     for name, value in (account.utilisation or {}).items():
         table.add_row(name, f"{value:.1%}")
     return table
 
 
 def _sweep(account: Account, name: str) -> Table:
-    table = _table(name, "memory", "activations", "FLOPs", "fits")
+    table = figures_table(name, "memory", "activations", "FLOPs", "fits")
     for each in account.sweeps:
         if each.name == name:
             kept = sum(part.bytes for part in each.memory.dynamic)

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.extend import core
 
 from ...frames import is_user_code
-from ...islands import Island, holds_float32
+from ...islands import Island, Told, holds_float32
 from .lifting import dtype_of, is_low, lift, subprograms
 from .versions import x64
 
@@ -90,24 +90,17 @@ class _Sightings:
 
     side: str
     found: list[Island] = field(default_factory=list)
-    _keys: set[tuple[Any, ...]] = field(default_factory=set)
+    _told: Told = field(default_factory=Told)
 
     def add(self, operation: str, dtype: str, origin: _Origin) -> None:
-        """Record one island; constants count apart, because they cannot be lifted.
-
-        What no module holds counts line by line: one function may hold a norm and a softmax of its own.
-        """
+        """Record one island; constants count apart, because they cannot be lifted."""
         place = origin.place or origin.function or "?"
         source = f"{Path(origin.file).name}:{origin.line}" if origin.file else ""
         constant = operation == "constant"
-        keys: set[tuple[Any, ...]] = {(constant, place), (constant, origin.file, origin.function)}
-        asked = keys if origin.file else {(constant, place)}
-        if origin.file and not (origin.place or constant or origin.backward):
-            asked = {(origin.file, origin.function, origin.line)}
-            keys |= asked
-        if not asked & self._keys:
+        function = (origin.file, origin.function) if origin.file else None
+        by_line = function and not (origin.place or constant or origin.backward)
+        if self._told.is_new(constant, place, function, (function, origin.line) if by_line else None):
             self.found.append(Island(self.side, place, operation, dtype, source))
-        self._keys |= keys
 
     def merge(self, islands: Sequence[Island], place: str) -> None:
         """Take over what was found in an equation, each once; constants meet the data at `place`, if nowhere before."""

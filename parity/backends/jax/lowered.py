@@ -96,7 +96,7 @@ def normalise(answer: Any, text: str, notes: list[str]) -> LoweredCost:
     try:
         program = Program(text)
         whole = cost(program, once=False)
-        apart = reconciled(once, cost(program, once=True), whole)
+        apart = reconciled(once, cost(program, once=True) if whole.loops else whole, whole)
     except (KeyError, IndexError, ValueError) as error:
         notes.append(
             f"its program could not be read, and is not taken apart: {type(error).__name__} {first_line(error)}"

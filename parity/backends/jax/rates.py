@@ -8,9 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from parity.account.measure import Machine
-
-TYPES = {"fp32": jnp.float32, "tf32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
+from parity.account.measure import DTYPES, Machine
 
 
 def machine(processor: str, memory: float) -> Machine:
@@ -25,7 +23,7 @@ def machine(processor: str, memory: float) -> Machine:
 def product(format: str, side: int) -> Callable[[], object]:
     """One product of two matrices of normal numbers, in float32 without TensorFloat-32 unless that is the format."""
     keys = jax.random.split(jax.random.key(0))
-    a, b = (jax.random.normal(key, (side, side)).astype(TYPES[format]) for key in keys)
+    a, b = (jax.random.normal(key, (side, side)).astype(DTYPES[format]) for key in keys)
     precision = {"fp32": "highest", "tf32": "tensorfloat32"}.get(format, "default")
     multiply = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
     return lambda: multiply(a, b).block_until_ready()

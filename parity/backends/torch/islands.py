@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...frames import is_user_code
-from ...islands import Island, holds_float32, nudged
+from ...islands import Island, Told, holds_float32, nudged
 from .compiling import uncompiled
 from .state import buffers_of
 
@@ -94,7 +94,7 @@ class _Trace(TorchDispatchMode):
         self.islands: list[Island] = []
         self._found: list[Island] = []  # by the operation that runs
         self._waiting: dict[int, list[Island]] = {}  # storage of what depends on no data -> its islands
-        self._keys: set[tuple[Any, ...]] = set()
+        self._told = Told()
         self._names = {id(child): name for name, child in module.named_modules()}
         self._running: list[str] = []
         self._known: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
@@ -195,18 +195,12 @@ class _Trace(TorchDispatchMode):
 
     def _add(self, operation: str, dtype: torch.dtype, place: str, line: _Line | None) -> None:
         """Report once per module and function, or per line where no module is; constants count apart."""
-        held = bool(place)
-        place = place or (line[0].co_qualname if line else "?")
         constant = operation == "constant"
-        keys: set[tuple[Any, ...]] = {(constant, place), (constant, line and line[0])}
-        asked = keys if line else {(constant, place)}
-        if line and not (held or constant or torch._C._current_autograd_node() is not None):
-            asked = {line}
-            keys |= asked
-        if not asked & self._keys:
+        by_line = line and not (place or constant or torch._C._current_autograd_node() is not None)
+        place = place or (line[0].co_qualname if line else "?")
+        if self._told.is_new(constant, place, line and line[0], line if by_line else None):
             source = f"{Path(line[0].co_filename).name}:{line[1]}" if line else ""
             self._found.append(Island(self.side, place, operation, str(dtype).removeprefix("torch."), source))
-        self._keys |= keys
 
 
 class _Lift(TorchDispatchMode):

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from parity.account.measure import Machine
+from parity.account.measure import DTYPES, Machine
 
-TYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
-TYPES["fp16"] = torch.float16
+from .versions import float32_products
 
 
 def machine(processor: str, memory: float) -> Machine:
@@ -23,17 +22,13 @@ def machine(processor: str, memory: float) -> Machine:
 def product(format: str, side: int) -> Callable[[], object]:
     """One product of two matrices of normal numbers, in float32 without TensorFloat-32 unless that is the format."""
     drawn = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(side, side, generator=drawn).to(_place(), TYPES[format]) for _ in range(2))
+    a, b = (torch.randn(side, side, generator=drawn).to(_place(), getattr(torch, DTYPES[format])) for _ in range(2))
     out = torch.empty_like(a)
 
     def work() -> None:
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if format == "tf32" else "highest")
-        try:
+        with float32_products(format == "tf32"):
             torch.mm(a, b, out=out)
             _finish()
-        finally:
-            torch.set_float32_matmul_precision(before)
 
     return work
 

@@ -22,7 +22,7 @@ from . import count, islands
 from .capture import Recording, capturing
 from .leaves import gradients_kept
 from .models import Model
-from .versions import DTYPES, cast_float, from_numpy, to_numpy
+from .versions import DTYPES, cast_float, float32_products, from_numpy, to_numpy
 
 
 class TorchRunner:
@@ -57,14 +57,12 @@ class TorchRunner:
         What was set before is restored.
         """
         matmul = torch.backends.cuda.matmul
-        before = torch.get_float32_matmul_precision()
         reduced = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
-        torch.set_float32_matmul_precision("high" if precision == TENSORFLOAT32 else "highest")
         matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
         try:
-            yield
+            with float32_products(precision == TENSORFLOAT32):
+                yield
         finally:
-            torch.set_float32_matmul_precision(before)
             matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = reduced
 
     def run(self, weights: Arrays, batch: Arrays, precision: str, *, lifted: bool = False) -> Run:

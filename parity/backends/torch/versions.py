@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import ml_dtypes
 import numpy as np
 import torch
@@ -10,6 +13,17 @@ from ...formats import FORMATS
 
 #: NumPy's name of a format to PyTorch's; `torch.float32` is spelt the same in every release that is supported.
 DTYPES = {name: getattr(torch, each.dtype) for name, each in FORMATS.items()}
+
+
+@contextmanager
+def float32_products(tensorfloat32: bool) -> Iterator[None]:
+    """Products of float32 matrices in TensorFloat-32, or in full; what was set before is restored."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tensorfloat32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def is_writable(tensor: torch.Tensor) -> bool:
